@@ -1,0 +1,11 @@
+"""The base of every error hal raises, and the one for configs."""
+
+from __future__ import annotations
+
+
+class HalError(Exception):
+    """Base of all errors of hal; each subclass also subclasses the built-in a caller would already catch."""
+
+
+class ConfigError(HalError, ValueError):
+    """A config field is missing, ambiguous or impossible; the text names the field, the places looked at and the value."""

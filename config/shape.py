@@ -1,0 +1,171 @@
+"""What hal knows of a model: frozen, complete, and independent of where it was read from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .sizes import (
+    attention_row_bytes,
+    fp8_ds_mla_row_bytes,
+    index_row_bytes,
+    kv_heads_on_rank,
+    latent_row_bytes,
+)
+
+LayerKind = Literal["attention", "mla", "compressed", "cross", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLAShape:
+    """Widths of multi-head latent attention; q_lora_rank None means full-rank queries, qk_rope_head_dim 0 means no rotary part."""
+
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
+
+    @property
+    def latent_dim(self) -> int:
+        """Elements of one cached row: kv_lora_rank + qk_rope_head_dim."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerShape:
+    """The scorer that picks `topk` tokens per query; owns is False on layers that reuse an earlier layer's choice."""
+
+    topk: int
+    num_heads: int
+    head_dim: int
+    pool: int = 1
+    owns: bool = True
+
+    @property
+    def width(self) -> int:
+        """Row width of the top-k buffer: topk, or topk + pool - 1 rounded up to 128 where keys are pooled."""
+        if self.pool <= 1:
+            return self.topk
+        return (self.topk + self.pool - 1 + 127) // 128 * 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """One layer. Counts are the model's, not a rank's; an MLA layer has head_dim = nope + rope and num_kv_heads = num_heads."""
+
+    layer_id: int
+    kind: LayerKind
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    v_head_dim: int = 0
+    softmax_scale: float = 1.0
+    window: int | None = None
+    chunk: int | None = None
+    sink: bool = False
+    softcap: float | None = None
+    causal: bool = True
+    position_bias: str | None = None
+    kv_source: int = -1
+    mla: MLAShape | None = None
+    indexer: IndexerShape | None = None
+    compress_ratio: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kv_source < 0:
+            object.__setattr__(self, "kv_source", self.layer_id)
+
+    @property
+    def owns_kv(self) -> bool:
+        """Whether this layer has a cache of its own."""
+        return self.kind in ("attention", "mla", "compressed") and self.kv_source == self.layer_id
+
+    def kv_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
+        """Bytes of one cached token of this layer on one rank; 0 where it owns no KV. ValueError: a layout that the kind cannot use."""
+        if not self.owns_kv:
+            return 0
+        if self.mla is not None:
+            return _mla_bytes(self.mla, kv_layout, dtype)
+        if self.kind == "compressed":
+            return _compressed_bytes(self.head_dim, kv_layout, dtype)
+        heads = kv_heads_on_rank(self.num_kv_heads, tp)
+        if kv_layout in ("auto", "kv"):
+            return attention_row_bytes(heads, self.head_dim, self.v_head_dim, dtype)
+        if kv_layout == "kv_fp8":
+            return attention_row_bytes(heads, self.head_dim, self.v_head_dim, "float8_e4m3fn")
+        raise ValueError(f"layer {self.layer_id} (attention) cannot be cached as {kv_layout!r}; use 'kv' or 'kv_fp8'")
+
+    def index_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16") -> int:
+        """Bytes of one cached index key of this layer; 0 where it owns no indexer. kv_layout: "auto"/"indexer" or "indexer_fp8"."""
+        if self.indexer is None or not self.indexer.owns:
+            return 0
+        return index_row_bytes(self.indexer.head_dim, dtype, quantised=kv_layout == "indexer_fp8")
+
+
+def _mla_bytes(mla: MLAShape, kv_layout: str, dtype: object) -> int:
+    if kv_layout in ("auto", "latent"):
+        return latent_row_bytes(mla.kv_lora_rank, mla.qk_rope_head_dim, dtype)
+    if kv_layout == "latent_fp8":
+        return latent_row_bytes(mla.kv_lora_rank, mla.qk_rope_head_dim, "float8_e4m3fn")
+    if kv_layout == "fp8_ds_mla":
+        return fp8_ds_mla_row_bytes(mla.kv_lora_rank, mla.qk_rope_head_dim)
+    raise ValueError(f"an MLA layer cannot be cached as {kv_layout!r}; use 'latent', 'latent_fp8' or 'fp8_ds_mla'")
+
+
+def _compressed_bytes(head_dim: int, kv_layout: str, dtype: object) -> int:
+    if kv_layout == "auto":
+        return latent_row_bytes(head_dim, 0, dtype)
+    if kv_layout == "compressed":
+        return 584
+    raise ValueError(f"a compressed layer cannot be cached as {kv_layout!r}; use 'compressed'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """One model, read once. text_path names where the text config was found ("" for the root)."""
+
+    model_type: str
+    architectures: tuple[str, ...]
+    text_path: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    max_position_embeddings: int | None
+    dtype: str | None
+    tie_word_embeddings: bool
+    layers: tuple[LayerShape, ...]
+    draft_layers: tuple[LayerShape, ...] = ()
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+
+    def layer(self, layer_id: int) -> LayerShape:
+        """Layer by id; ids from num_layers on are the draft (MTP) layers. IndexError names the valid range."""
+        known = self.layers + self.draft_layers
+        if not 0 <= layer_id < len(known):
+            raise IndexError(
+                f"layer {layer_id} is not in this model: ids 0 to {self.num_layers - 1}, and {len(self.draft_layers)} draft layers after them"
+            )
+        return known[layer_id]
+
+    @property
+    def is_mla(self) -> bool:
+        """Whether any layer is MLA."""
+        return any(layer.mla is not None for layer in self.layers)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether any layer attends to an indexer's choice."""
+        return any(layer.indexer is not None for layer in self.layers)
+
+    @property
+    def index_topk(self) -> int | None:
+        """Tokens an indexer picks per query, None without one."""
+        return next((layer.indexer.topk for layer in self.layers if layer.indexer), None)
+
+    def kv_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
+        """Bytes of one token over all layers that own KV, on one rank; windows count in full, index keys and cross KV not at all."""
+        return sum(layer.kv_bytes_per_token(kv_layout, dtype, tp) for layer in self.layers)
+
+    def index_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16") -> int:
+        """Bytes of one token's index keys over the layers that own an indexer."""
+        return sum(layer.index_bytes_per_token(kv_layout, dtype) for layer in self.layers)
