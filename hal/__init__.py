@@ -1,0 +1,1 @@
+"""One attention layer for a mixed fleet; see README.md."""

@@ -1,0 +1,220 @@
+"""The class a platform writes: kernel calls and a declaration of what they can do. Everything else is hal's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from .errors import BackendError
+from .software import Library
+
+if TYPE_CHECKING:
+    import torch
+
+    from .capabilities import Capabilities
+    from .device import Device
+    from .kernels import IndexerChunk, KVCache, PagedBatch, Segment
+    from .parallel import Parallel
+    from .reason import Reason
+    from .request import Request
+
+_CACHE = ("write_cache", "gather_cache")
+_MERGE = ("merge_states",)
+
+CALLS_BY_FAMILY: dict[str, tuple[str, ...]] = {
+    "attention": (*_CACHE, "paged_attention", *_MERGE),
+    "mla": (*_CACHE, "paged_attention", "varlen_attention", *_MERGE),
+    "sparse_mla": (
+        *_CACHE,
+        "index_scores",
+        "select_topk",
+        "rows_from_topk",
+        "sparse_mla",
+        "varlen_attention",
+        *_MERGE,
+    ),
+    "compressed": (*_CACHE, "index_scores", "select_topk", "rows_from_topk", "sparse_mla", "compress_states", *_MERGE),
+}
+PHASED_CALLS = frozenset({"paged_attention", "varlen_attention", "sparse_mla"})
+RESERVED = frozenset({"build", "plan", "select", "supports", "open", "allocate", "attend", "attend_mla"})
+
+
+class Backend:
+    """Base of every backend; an instance holds the calls bound to one device.
+
+    capabilities None says that the calls are not written yet. provides None says that every call the class defines is its
+    own; a vendor backend that inherits its platform's portable one lists the calls its library provides.
+    Overriding one of hal's own jobs (build, plan, select, supports, open, allocate, attend) raises TypeError.
+    """
+
+    name: ClassVar[str] = ""
+    platform: ClassVar[str] = ""
+    capabilities: ClassVar[Capabilities | None] = None
+    libraries: ClassVar[tuple[Library, ...]] = ()
+    provides: ClassVar[frozenset[str] | None] = None
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        taken = sorted(RESERVED & cls.__dict__.keys())
+        if taken:
+            raise TypeError(f"{cls.__qualname__} overrides {', '.join(taken)}: hal does that for every backend alike")
+
+    @classmethod
+    def explain_refusal(cls, request: Request) -> tuple[Reason, ...]:
+        """Reasons beyond the declared capabilities; a pure function of the request that imports no vendor library."""
+        return ()
+
+    def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
+        """Write parts [tokens, *part] at slots int64 [tokens]; slot -1 writes nothing."""
+        raise NotImplementedError
+
+    def gather_cache(self, cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The parts at rows int32 [n], dequantised; row -1 gives zeros."""
+        raise NotImplementedError
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """out [tokens, heads, v_head_dim] and lse fp32 [tokens, heads] or None, over a paged cache.
+
+        On a `latent` cache there is one KV head: the key is the whole row, the value its first part.
+        """
+        raise NotImplementedError
+
+    def varlen_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_start_loc: torch.Tensor,
+        k_start_loc: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+        selected: torch.Tensor | None = None,
+        first_key: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """out [tokens, heads, v_head_dim] and lse, over contiguous keys k [keys, kv_heads, head_dim].
+
+        Causal is aligned to the last key. selected int32 [tokens, width] limits each query to those request-local key ids
+        (-1 none), first_key int32 [requests] being the id of a request's first key here; only with masked_varlen.
+        """
+        raise NotImplementedError
+
+    def index_scores(
+        self,
+        iq: torch.Tensor,
+        weights: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        chunk: IndexerChunk | None = None,
+    ) -> torch.Tensor:
+        """Scores fp32 [chunk tokens, keys]; columns are request-local, -inf outside a row's bound.
+
+        iq [tokens, index_heads, index_dim] and weights fp32 [tokens, index_heads] are the whole batch's.
+        """
+        raise NotImplementedError
+
+    def select_topk(
+        self, scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int, deterministic: bool = True
+    ) -> torch.Tensor:
+        """int32 [tokens, width]: the k best columns below lengths int32 [tokens], then -1; NaN counts as -inf.
+
+        deterministic: equal scores go to the lower id.
+        """
+        raise NotImplementedError
+
+    def expand_pools(self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
+        """int32 [tokens, width]: the tokens of each chosen pool and of the open tail, then -1."""
+        raise NotImplementedError
+
+    def rows_from_topk(
+        self,
+        topk: torch.Tensor,
+        req_id: torch.Tensor,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        block_size: int,
+        rows_per_page: int | None = None,
+        parallel: Parallel,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows int32 [tokens, width], valid ones first and -1 after, and their count int32 [tokens].
+
+        An id below 0 or at or past its request's length, a column outside the table, a negative block and a token that
+        another DCP rank owns all give no row.
+        """
+        raise NotImplementedError
+
+    def sparse_mla(
+        self,
+        q: torch.Tensor,
+        segments: Sequence[Segment],
+        *,
+        kv_lora_rank: int,
+        softmax_scale: float,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """out [tokens, heads, kv_lora_rank] and lse; q [tokens, heads, lora + rope]; all segments under one softmax."""
+        raise NotImplementedError
+
+    def merge_states(
+        self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result over both key sets; a side with lse -inf (or +inf, or NaN) adds nothing, whatever its out holds."""
+        raise NotImplementedError
+
+    def apply_sink(self, out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        """out * sigmoid(lse - sink), sink [heads]: the sink joins the denominator once, after the last merge."""
+        raise NotImplementedError
+
+    def compress_states(self, *args: object, **kwargs: object) -> torch.Tensor:
+        """Compressed KV rows of the V4 family."""
+        raise NotImplementedError
+
+
+def required_calls(capabilities: Capabilities) -> tuple[str, ...]:
+    """Every call that a declaration promises, in the contract's order."""
+    needed = {call for family in capabilities.families for call in CALLS_BY_FAMILY.get(family, ())}
+    if capabilities.sink:
+        needed.add("apply_sink")
+    if capabilities.max_index_pool > 1:
+        needed.add("expand_pools")
+    return tuple(call for call in Backend.__dict__ if call in needed)
+
+
+def check_backend(cls: type[Backend]) -> None:
+    """Nothing, or BackendError naming what the class lacks."""
+    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+        raise BackendError(f"{cls!r} is not a subclass of hal.common.backend.Backend")
+    if not cls.name or not cls.platform:
+        raise BackendError(f"{cls.__qualname__} declares no name or no platform; both are needed to register it")
+    if cls.capabilities is None:
+        return
+    unknown = cls.capabilities.families - CALLS_BY_FAMILY.keys()
+    if unknown:
+        raise BackendError(f"{cls.name}: unknown families {sorted(unknown)}; known: {', '.join(CALLS_BY_FAMILY)}")
+    missing = [call for call in required_calls(cls.capabilities) if getattr(cls, call) is getattr(Backend, call)]
+    if missing:
+        raise BackendError(f"{cls.name} ({cls.__qualname__}) promises calls that it lacks: {', '.join(missing)}")

@@ -1,0 +1,92 @@
+"""Devices: one of this machine, or any arch of the table as a planning target."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from .platform import Platform
+from .registry import platforms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device that hal can plan for. torch_device is where tensors live, None where nothing can run; fp8 is its e4m3 encoding."""
+
+    platform: str
+    arch: str
+    index: int = 0
+    name: str = ""
+    memory_bytes: int | None = None
+    fp8: str | None = None
+    torch_device: str | None = None
+    present: bool = False
+
+    def __str__(self) -> str:
+        return self.target
+
+    @property
+    def target(self) -> str:
+        """The device in the one target grammar: "cuda:sm_90", "cpu"."""
+        return self.platform if self.arch == self.platform else f"{self.platform}:{self.arch}"
+
+    @classmethod
+    def from_arch(cls, target: str, torch_device: str | None = None) -> Device:
+        """A device of any arch of the table, present or not, from "cuda:sm_90", "sm_90" or "cpu".
+
+        torch_device="cpu" puts tensors on the CPU while decisions stay the arch's. ValueError lists the archs.
+        """
+        platform, arch = _find_arch(target)
+        row = next(row for row in platform.archs() if row.name == arch)
+        present = platform.always_present
+        where = torch_device or (platform.torch_type if present else None)
+        return cls(
+            platform=platform.name,
+            arch=arch,
+            name=row.sample_part or arch,
+            fp8=row.fp8,
+            torch_device=where,
+            present=present,
+        )
+
+
+def _find_arch(target: str) -> tuple[Platform, str]:
+    wanted_platform, _, wanted_arch = target.strip().rpartition(":")
+    known = [(platform, row) for platform in platforms().values() for row in platform.archs()]
+    for platform, row in known:
+        if wanted_platform in ("", platform.name) and wanted_arch in (row.name, *row.aliases):
+            return platform, row.name
+    names = [f"{p.name}:{row.name}" if row.name != p.name else p.name for p, row in known]
+    choices = names + [row.name for _, row in known]
+    near = difflib.get_close_matches(target, choices, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown target {target!r}{hint} Known targets: {', '.join(names)}")
+
+
+def detect() -> tuple[Device, ...]:
+    """The devices of this machine, best platform first and the CPU always last; a probe that fails is left out, never raised."""
+    return tuple(device for probe in probe_platforms() for device in probe.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformProbe:
+    """What probing one platform found: devices, and sentences on what was looked for and how it failed."""
+
+    platform: str
+    devices: tuple[Device, ...]
+    findings: tuple[str, ...]
+
+
+def probe_platforms() -> tuple[PlatformProbe, ...]:
+    """One probe result per registered platform, those that are always present last."""
+    found = sorted(platforms().values(), key=lambda platform: platform.always_present)
+    return tuple(_probe(platform) for platform in found)
+
+
+def _probe(platform: Platform) -> PlatformProbe:
+    try:
+        rows, findings = platform.probe()
+        devices = tuple(Device(platform=platform.name, present=True, **row) for row in rows)
+    except Exception as error:  # noqa: BLE001 - vendors' probes raise anything; it becomes a finding
+        return PlatformProbe(platform=platform.name, devices=(), findings=(f"{type(error).__name__}: {error}",))
+    return PlatformProbe(platform=platform.name, devices=devices, findings=tuple(findings))

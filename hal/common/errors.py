@@ -1,0 +1,39 @@
+"""What hal raises beyond ConfigError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hal.config import HalError
+
+if TYPE_CHECKING:
+    from .reason import Reason
+
+
+class BackendError(HalError, RuntimeError):
+    """A backend cannot be registered, opened or called as asked."""
+
+
+class NotBuiltError(BackendError, NotImplementedError):
+    """The name is part of the public API and its code is not written yet."""
+
+
+class LayoutError(HalError, ValueError):
+    """Storage, rows or parts do not fit a cache layout."""
+
+
+class BatchError(HalError, ValueError):
+    """A batch contradicts itself, the plan's limits or the cache; nothing was written."""
+
+
+class CapacityError(HalError, RuntimeError):
+    """A page pool cannot give what was asked; the text has what is free and what would do."""
+
+
+class NoBackend(HalError, LookupError):  # noqa: N818 - the public name is fixed
+    """No backend serves a request; .rejected maps every backend to its reasons."""
+
+    def __init__(self, message: str, rejected: Mapping[str, tuple[Reason, ...]]) -> None:
+        super().__init__(message)
+        self.rejected = dict(rejected)

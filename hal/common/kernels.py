@@ -1,0 +1,110 @@
+"""What kernel calls take: caches, paged batches, index segments and chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from .errors import LayoutError
+from .layouts import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """One layer's cache: the engine's storage and how to read it. Scales kept outside the storage travel in `scale`.
+
+    storage: [pages, rows_per_page, width] in the layout's dtype, last dimension dense; a page's first block_size rows are
+    its tokens. A row is a flat index into storage seen as [pages * rows_per_page, width].
+    """
+
+    storage: torch.Tensor
+    layout: Layout
+    block_size: int
+    rows_per_page: int
+    scale: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.storage.shape)
+        if len(shape) != 3 or shape[1:] != (self.rows_per_page, self.layout.width):
+            raise LayoutError(
+                f"cache storage has shape {list(shape)}; layout {self.layout.name!r} needs "
+                f"[pages, {self.rows_per_page}, {self.layout.width}]"
+            )
+        if not 1 <= self.block_size <= self.rows_per_page:
+            raise LayoutError(f"block_size {self.block_size} does not fit in {self.rows_per_page} rows per page")
+        dtype = str(self.storage.dtype).removeprefix("torch.")
+        if dtype != self.layout.dtype:
+            raise LayoutError(f"cache storage is {dtype}; layout {self.layout.name!r} was made for {self.layout.dtype}")
+        if self.storage.stride(2) != 1 or self.storage.stride(0) % self.storage.stride(1):
+            raise LayoutError(
+                f"cache storage has strides {self.storage.stride()}; the last must be 1 and a page must start on a whole row"
+            )
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the storage."""
+        return self.storage.shape[0]
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The storage as [pages * stride_rows, width], aliasing it; stride_rows is page_stride, the rows from page to page."""
+        row_stride = self.storage.stride(1)
+        count = (self.num_pages - 1) * self.page_stride + self.rows_per_page if self.num_pages else 0
+        return self.storage.as_strided((count, self.layout.width), (row_stride, 1), self.storage.storage_offset())
+
+    @property
+    def page_stride(self) -> int:
+        """Rows from one page's start to the next; rows_per_page where pages lie end to end."""
+        return self.storage.stride(0) // self.storage.stride(1) if self.num_pages else self.rows_per_page
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """What a paged call needs of a batch; anyone can make one.
+
+    query_start_loc: int32 [requests + 1], from 0. seq_lens: int32 [requests], new tokens included; a query's last token is
+    a request's last position. block_table: int32 [requests, pages]. The first num_decodes requests are short queries.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+    num_decodes: int = 0
+
+
+class Segment(NamedTuple):
+    """One list of cache rows that sparse_mla attends to: rows int32 [tokens, width] compacted, valid int32 [tokens]."""
+
+    cache: KVCache
+    rows: torch.Tensor
+    valid: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerChunk:
+    """A run of query tokens scored together: token positions in the batch's token order, the requests they belong to.
+
+    max_seq_len: the most keys any of them sees, the width of the score matrix.
+    """
+
+    token_start: int
+    token_stop: int
+    request_start: int
+    request_stop: int
+    max_seq_len: int
+
+
+class IndexInputs(NamedTuple):
+    """What a layer's own indexer made of a step: q [tokens, index_heads, index_dim], k [tokens, index_dim], weights [tokens, index_heads].
+
+    All scales are folded into weights, so that a score is sum_h weights_h * relu(q_h . k).
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    weights: torch.Tensor

@@ -1,0 +1,31 @@
+"""What an engine promises never to exceed; every buffer of a plan is sized from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Upper bounds of one engine: lengths and counts in tokens and requests, max_logits_bytes for one indexer chunk's scores.
+
+    block_size None leaves the page size to the chosen backend. ValueError for a bound below 1.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int | None = None
+    max_logits_bytes: int = 512 * 2**20
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_logits_bytes"):
+            check_positive_int(name, getattr(self, name))
+        if self.block_size is not None:
+            check_positive_int("block_size", self.block_size)
+
+
+def check_positive_int(name: str, value: object) -> None:
+    """Nothing, or ValueError with the name and the value; a bool is not a count."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")

@@ -1,0 +1,54 @@
+"""How ranks share heads (tensor parallel) and tokens (decode context parallel)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .limits import check_positive_int
+
+if TYPE_CHECKING:
+    import torch
+
+    Positions = TypeVar("Positions", int, torch.Tensor)
+else:
+    Positions = TypeVar("Positions")
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """One rank's place: tp divides heads, dcp divides tokens in runs of `interleave`. ValueError for a rank outside its group."""
+
+    tp: int = 1
+    tp_rank: int = 0
+    dcp: int = 1
+    dcp_rank: int = 0
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "dcp", "interleave"):
+            check_positive_int(name, getattr(self, name))
+        for rank, size in (("tp_rank", self.tp), ("dcp_rank", self.dcp)):
+            value = getattr(self, rank)
+            if not 0 <= value < size:
+                raise ValueError(f"{rank} is {value}; expected 0 to {size - 1}")
+
+
+def owner(position: Positions, parallel: Parallel) -> Positions:
+    """The DCP rank that stores a position."""
+    return position // parallel.interleave % parallel.dcp
+
+
+def local_position(position: Positions, parallel: Parallel) -> Positions:
+    """A position's index in its owner's share."""
+    run = parallel.interleave
+    return position // (parallel.dcp * run) * run + position % run
+
+
+def local_length(length: Positions, parallel: Parallel) -> Positions:
+    """How many of the first `length` positions this rank stores; over all ranks they add up to length."""
+    run = parallel.interleave
+    base = length // run // parallel.dcp * run
+    rest: Any = length - base * parallel.dcp - parallel.dcp_rank * run
+    clipped = rest.clip(0, run) if hasattr(rest, "clip") else max(0, min(rest, run))
+    return base + clipped  # type: ignore[no-any-return]

@@ -1,0 +1,104 @@
+"""Platforms and backends: found by entry point, checked at registration, kept by name."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass, field
+
+from .backend import Backend, check_backend
+from .errors import BackendError
+from .platform import Platform, load_object
+
+GROUP = "hal.backends"
+
+
+@dataclass(slots=True)
+class _Registry:
+    """The one piece of module-level state: what is registered, and what could not be."""
+
+    platforms: dict[str, Platform] = field(default_factory=dict)
+    backends: dict[str, type[Backend]] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    is_loaded: bool = False
+
+
+_registry = _Registry()
+
+
+def platforms() -> dict[str, Platform]:
+    """Every registered platform by name."""
+    _load()
+    return dict(_registry.platforms)
+
+
+def backends() -> dict[str, type[Backend]]:
+    """Every registered backend class by name."""
+    _load()
+    return dict(_registry.backends)
+
+
+def broken_plugins() -> dict[str, str]:
+    """Entry points that could not be registered: "name (distribution)" -> "Type: message"."""
+    _load()
+    return dict(_registry.broken)
+
+
+def find_backend(name: str) -> type[Backend]:
+    """A backend class by name; ValueError lists the valid names."""
+    known = backends()
+    if name not in known:
+        raise ValueError(f"unknown backend {name!r}; registered: {', '.join(sorted(known))}")
+    return known[name]
+
+
+def register_backend(cls: type[Backend]) -> type[Backend]:
+    """The class, registered; usable as a decorator.
+
+    BackendError names the calls that the class's capabilities promise and it lacks, or the clash of names.
+    """
+    _load()
+    _add_backend(cls)
+    return cls
+
+
+def register_platform(platform: Platform) -> Platform:
+    """The platform, registered with all its backends; BackendError where a name is taken or a backend is refused."""
+    _load()
+    _add_platform(platform)
+    return platform
+
+
+def _add_platform(platform: Platform) -> None:
+    taken = _registry.platforms.get(platform.name)
+    if taken is not None and taken != platform:
+        raise BackendError(f"platform {platform.name!r} is already registered by {taken.package}")
+    classes = [load_object(path) for path in platform.backends]
+    for cls in classes:
+        check_backend(cls)
+    _registry.platforms[platform.name] = platform
+    for cls in classes:
+        _add_backend(cls)
+
+
+def _add_backend(cls: type[Backend]) -> None:
+    check_backend(cls)
+    taken = _registry.backends.get(cls.name)
+    if taken is not None and taken is not cls:
+        raise BackendError(f"backend {cls.name!r} is already registered by {taken.__module__}.{taken.__qualname__}")
+    _registry.backends[cls.name] = cls
+
+
+def _load() -> None:
+    if _registry.is_loaded:
+        return
+    _registry.is_loaded = True
+    for entry in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            declared = entry.load()
+            if isinstance(declared, Platform):
+                _add_platform(declared)
+            else:
+                _add_backend(declared)
+        except Exception as error:  # noqa: BLE001 - one broken plugin must not take the others down
+            origin = entry.dist.name if entry.dist is not None else "unknown distribution"
+            _registry.broken[f"{entry.name} ({origin})"] = f"{type(error).__name__}: {error}"

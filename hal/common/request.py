@@ -1,0 +1,64 @@
+"""The combination that selection answers: one layer's shape on one device, with how it is to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hal.config import LayerShape
+from hal.config.dtypes import dtype_name
+
+from .device import Device
+from .limits import check_positive_int
+from .parallel import Parallel
+from .software import Software
+
+Graphs = Literal["never", "uniform_single", "uniform_batch", "always"]
+GRAPH_LEVELS: tuple[Graphs, ...] = ("never", "uniform_single", "uniform_batch", "always")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One layer on one device. dtype: a name or a torch.dtype; software None assumes every library present and loadable."""
+
+    layer: LayerShape
+    device: Device
+    dtype: str
+    kv_layout: str = "auto"
+    block_size: int | None = None
+    parallel: Parallel = field(default_factory=Parallel)
+    software: Software | None = None
+    graphs: Graphs = "never"
+    num_spec_tokens: int = 0
+    need_lse: bool = False
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
+        if self.graphs not in GRAPH_LEVELS:
+            raise ValueError(f"graphs is {self.graphs!r}; expected one of {', '.join(GRAPH_LEVELS)}")
+        if self.num_spec_tokens < 0:
+            raise ValueError(f"num_spec_tokens is {self.num_spec_tokens}; expected at least 0")
+        if self.block_size is not None:
+            check_positive_int("block_size", self.block_size)
+
+    @property
+    def family(self) -> str:
+        """The layer's kind with sparse MLA told apart: attention, mla, sparse_mla, compressed, cross or none."""
+        layer = self.layer
+        return "sparse_mla" if layer.kind == "mla" and layer.indexer is not None else layer.kind
+
+    @property
+    def heads_on_rank(self) -> int:
+        """Query heads of one tensor-parallel rank."""
+        return self.layer.num_heads // self.parallel.tp
+
+    def describe(self) -> str:
+        """The request in a line, for errors and logs."""
+        layer = self.layer
+        width = f"latent {layer.mla.latent_dim}" if layer.mla is not None else f"head_dim {layer.head_dim}"
+        topk = f", top-k {layer.indexer.topk}" if layer.indexer is not None else ""
+        return (
+            f"layer {layer.layer_id} ({self.family.replace('_', ' ')}, {layer.num_heads} heads, {width}{topk}) "
+            f"on {self.device.target} in {self.dtype}"
+        )

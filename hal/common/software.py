@@ -1,0 +1,66 @@
+"""Vendor libraries by name and version, known from distribution metadata and never by importing them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A vendor library a backend calls: the name used in Software, the distributions that carry it, the least version."""
+
+    name: str
+    distributions: tuple[str, ...]
+    minimum: str = ""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Software:
+    """Which vendor libraries there are: {"flash_attn_3": "3.0.0"}; `broken` holds those known not to load, with why."""
+
+    versions: tuple[tuple[str, str], ...]
+    broken: tuple[tuple[str, str], ...]
+
+    def __init__(self, versions: Mapping[str, str] | None = None, broken: Mapping[str, str] | None = None) -> None:
+        object.__setattr__(self, "versions", tuple(sorted((versions or {}).items())))
+        object.__setattr__(self, "broken", tuple(sorted((broken or {}).items())))
+
+    def version(self, name: str) -> str | None:
+        """The version of a library, None where it is absent."""
+        return dict(self.versions).get(name)
+
+    def failure(self, name: str) -> str | None:
+        """Why an installed library does not load, None where nothing is known against it."""
+        return dict(self.broken).get(name)
+
+
+def find_versions(libraries: Iterable[Library]) -> Software:
+    """The installed ones among some libraries, from distribution metadata alone."""
+    found: dict[str, str] = {}
+    for library in libraries:
+        for distribution in library.distributions:
+            try:
+                found[library.name] = importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            break
+    return Software(found)
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """Leading numbers of a version, for comparison; "2.8.0+cpu" gives (2, 8, 0)."""
+    numbers = []
+    for piece in version.split("+")[0].split("."):
+        digits = ""
+        for character in piece:
+            if not character.isdigit():
+                break
+            digits += character
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != piece:
+            break
+    return tuple(numbers)
