@@ -1,0 +1,155 @@
+"""The commands and their options; each command's work lies in the module of its name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hal.config import HalError
+
+from .console import InputError, fail, start_logging
+
+app = typer.Typer(
+    help="One attention layer for a mixed fleet: what runs where, why, and how much memory it takes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+EXPLAIN_EXAMPLES = """Examples:
+
+  hal explain ./my-model
+
+  hal explain config.json --device cuda:sm_90 --device rocm:gfx942 --memory 80
+
+  hal explain config.json --device xpu:pvc --tp 2 --dtype float16 --json
+"""
+GENERATE_EXAMPLES = """Examples:
+
+  hal generate ./my-model "What is the capital of France?"
+
+  hal generate ./my-model "Once upon a time" --raw --max-new-tokens 64 --stats
+"""
+DOCTOR_EXAMPLES = """Examples:
+
+  hal doctor
+
+  hal doctor --json > report.json
+"""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of one command line; a mistake of the user's is one line on stderr and 2, never a traceback."""
+    try:
+        start_logging()
+        app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="hal")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has left; closing stdout here keeps the interpreter from complaining at exit.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (HalError, OSError) as error:
+        return fail(str(error))
+    return 0
+
+
+@app.command(epilog=DOCTOR_EXAMPLES)
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a bug report.")] = False,
+) -> None:
+    """Show this machine: devices, backends, libraries, variables, and one checked computation per usable backend."""
+    from .doctor import run_doctor
+
+    raise typer.Exit(run_doctor(as_json=as_json))
+
+
+@app.command(epilog=EXPLAIN_EXAMPLES)
+def explain(
+    config: Annotated[Path, typer.Argument(help="A config.json or a model folder.")],
+    device: Annotated[
+        list[str] | None,
+        typer.Option(help="A target such as cuda:sm_90, gfx942 or cpu; repeat for several. Default: this machine's."),
+    ] = None,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; sizes are one rank's.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32, or auto for the config's.")] = "auto",
+    kv_layout: Annotated[str, typer.Option(help="A cache layout by name, or auto.")] = "auto",
+    block_size: Annotated[int | None, typer.Option(help="Tokens per page. Default: the backend's.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Pin a backend by name.")] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="GB for the KV cache on each rank; gives the capacity in tokens."),
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest request. Default: the model's.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests per step.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say which backend serves a model on which hardware, why the others do not, and how much memory it takes."""
+    from .explain import Question, run_explain
+
+    question = Question(
+        config=config,
+        targets=tuple(device or ()),
+        tp=tp,
+        dtype=dtype,
+        kv_layout=kv_layout,
+        block_size=block_size,
+        backend=backend,
+        memory_gb=memory,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    raise typer.Exit(run_explain(question, as_json=as_json))
+
+
+@app.command(epilog=GENERATE_EXAMPLES)
+def generate(
+    folder: Annotated[Path, typer.Argument(help="A model folder with config.json, safetensors and a tokenizer.")],
+    prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
+    device: Annotated[str, typer.Option(help="Where to run. Default: the best device of this machine.")] = "",
+    backend: Annotated[str | None, typer.Option(help="Pin a backend by name.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 128,
+    raw: Annotated[bool, typer.Option("--raw", help="Leave the tokenizer's chat template out.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print times and tokens per second.")] = False,
+) -> None:
+    """Let a model answer on hal attention, streaming the text."""
+    from .generate import Prompt, run_generate
+
+    if not prompt.strip():
+        raise InputError("the prompt is empty; give the model something to continue")
+    request = Prompt(
+        folder=folder, text=prompt, device=device, backend=backend, max_new_tokens=max_new_tokens, raw=raw, stats=stats
+    )
+    raise typer.Exit(run_generate(request))
+
+
+@app.command()
+def matrix(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show which backend serves which kind of attention on every arch of the fleet."""
+    from .matrix import run_matrix
+
+    raise typer.Exit(run_matrix(as_json=as_json))
+
+
+@app.command(hidden=True)
+def compile() -> None:
+    """Compile every kernel for every arch; not written yet."""
+    raise InputError("hal compile is not written yet; hal matrix lists the archs that it will prove")
+
+
+@app.command(hidden=True)
+def bench() -> None:
+    """Measure every kernel of a backend; not written yet."""
+    raise InputError("hal bench is not written yet; the measurements there are lie in the repository's benchmarks folder")

@@ -1,0 +1,65 @@
+"""How the command line prints, and what counts as the user's mistake."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+from rich.console import Console
+
+from hal.common.environment import read_variable, warn_of_unknown_variables
+from hal.config import HalError
+
+WIDTH = 100
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class InputError(HalError, ValueError):
+    """The command line asks for something impossible; the text is one line."""
+
+
+def make_console() -> Console:
+    """A console of at most WIDTH columns; exactly that where the output is not a terminal."""
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    return console
+
+
+def print_json(report: object) -> None:
+    """The report on stdout as JSON, two spaces deep."""
+    sys.stdout.write(json.dumps(report, indent=2, default=str) + "\n")
+
+
+def fail(message: str) -> int:
+    """Exit code 2, after one line on stderr."""
+    sys.stderr.write(f"hal: {' '.join(message.split())}\n")
+    return 2
+
+
+def start_logging() -> None:
+    """hal's log on stderr at the level of HAL_LOG, each message once; InputError lists the levels."""
+    level = (read_variable("HAL_LOG") or "warning").lower()
+    if level not in LEVELS:
+        raise InputError(f"HAL_LOG is {level!r}; expected one of {', '.join(LEVELS)}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("hal: %(levelname)s: %(message)s"))
+    handler.addFilter(_Once())
+    logger = logging.getLogger("hal")
+    logger.handlers = [handler]
+    logger.setLevel(level.upper())
+    warn_of_unknown_variables()
+
+
+class _Once(logging.Filter):
+    """Lets each message through once: a plan asks the same question for every layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        is_new = message not in self._seen
+        self._seen.add(message)
+        return is_new
