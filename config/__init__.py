@@ -6,8 +6,8 @@ if __name__ != "hal.config":
     raise ImportError("this folder is the package hal.config; import it by that name")
 
 from .errors import ConfigError, HalError
-from .shape import IndexerShape, LayerShape, MLAShape, ModelShape
+from .shape import BlockSparseShape, IndexerShape, LayerShape, MLAShape, ModelShape
 
-__all__ = ["ConfigError", "HalError", "IndexerShape", "LayerShape", "MLAShape", "ModelShape", "read_shape"]
+__all__ = ["BlockSparseShape", "ConfigError", "HalError", "IndexerShape", "LayerShape", "MLAShape", "ModelShape", "read_shape"]
 
 from .reader import read_shape

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from .errors import ConfigError
+from .known_types import KnownType
 from .names import spellings
-from .source import MISSING, Level, PerLayerValues
+from .source import MISSING, Level
 from .values import Convert, as_count, as_flag, as_number, as_text
 
 T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """One value found for a field: where, what, and whether the source states it or its type fills it in."""
+
+    where: str
+    value: object
+    stated: bool
 
 
 class Fields:
@@ -19,44 +28,89 @@ class Fields:
     levels run from the text config outwards to the root.
     """
 
-    __slots__ = ("encoder_decoder", "levels", "warnings")
+    __slots__ = ("_cache", "encoder_decoder", "known", "levels", "text_level", "warnings")
 
     def __init__(self, levels: Sequence[Level], overrides: Mapping[str, object]) -> None:
         self.levels = (Level(overrides, "overrides"), *levels)
+        self.text_level = levels[0]
+        self.known: KnownType = levels[0].known
         self.warnings: list[str] = []
+        self._cache: dict[tuple[str, object], object] = {}
         self.encoder_decoder = False
         self.encoder_decoder = self.flag("is_encoder_decoder") is True
+        self._cache.clear()
 
     def warn(self, text: str) -> None:
         """Note something odd that is served nevertheless; the same text is kept once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def stated(self, field: str) -> Iterator[tuple[str, object]]:
-        """Where and what, for each level that states the field under some spelling, from the inside out."""
+    def entries(self, field: str) -> Iterator[tuple[Level, list[Entry]]]:
+        """Level by level from the inside out, what each has for the field; a level that has nothing is left out."""
         names = spellings(field, self.encoder_decoder)
         for level in self.levels:
-            for name in names:
-                value = level.read(name)
-                if value is not MISSING:
-                    yield level.describe(name), value
+            found = [
+                Entry(level.describe(name), value, True)
+                for name in names
+                if (value := level.stated(name)) is not MISSING or (value := level.renamed(name)) is not MISSING
+            ]
+            if not found or self.encoder_decoder:
+                found += [
+                    Entry(level.describe(name), value, False) for name in names if (value := level.default(name)) is not MISSING
+                ]
+            if self.encoder_decoder:
+                found.sort(key=lambda entry: names.index(entry.where.rpartition(".")[2]))
+            if found:
+                yield level, found
+
+    def entry(self, field: str) -> Entry | None:
+        """The innermost entry of a field, None and other unset values included."""
+        key = (field, "entry")
+        if key not in self._cache:
+            self._cache[key] = next((found[0] for _, found in self.entries(field)), None)
+        return self._cache[key]  # type: ignore[return-value]
 
     def raw(self, field: str) -> object:
-        """The innermost value stated, None included; MISSING where no level has one."""
-        return next((value for _, value in self.stated(field)), MISSING)
+        """The innermost value, None included; MISSING where no level has one."""
+        entry = self.entry(field)
+        return MISSING if entry is None else entry.value
+
+    def states(self, field: str) -> bool:
+        """Whether the innermost value comes from the source rather than from its type's defaults."""
+        entry = self.entry(field)
+        return entry is not None and entry.stated
 
     def first(self, field: str, convert: Convert[T]) -> T | None:
-        """The innermost usable value. A different usable value further out is a warning."""
+        """The innermost usable value. A different usable value stated further out is a warning."""
+        key = (field, convert)
+        if key not in self._cache:
+            self._cache[key] = self._first(field, convert)
+        return self._cache[key]  # type: ignore[return-value]
+
+    def _first(self, field: str, convert: Convert[T]) -> T | None:
         chosen: T | None = None
         source = ""
-        for where, value in self.stated(field):
-            if chosen is None:
-                chosen, source = convert(value, where), where
-            elif source.startswith("overrides"):
-                break
-            elif _level_of(where) != _level_of(source) and _usable_and_other(value, convert, chosen):
-                self.warn(f"{where} is {value!r} but {source} is {chosen!r}; the text config's value is used")
+        for level, found in self.entries(field):
+            if chosen is not None:
+                if level is not self.levels[0] and not source.startswith("overrides"):
+                    self._note_conflict(found[0], source, chosen, convert)
+                continue
+            for entry in found:
+                chosen = convert(entry.value, entry.where)
+                if chosen is not None:
+                    source = entry.where
+                    break
         return chosen
+
+    def _note_conflict(self, outer: Entry, source: str, chosen: T, convert: Convert[T]) -> None:
+        if not outer.stated:
+            return
+        try:
+            other = convert(outer.value, outer.where)
+        except ConfigError:
+            return
+        if other is not None and other != chosen:
+            self.warn(f"{outer.where} is {other!r} but {source} is {chosen!r}; the inner value is used")
 
     def count(self, field: str) -> int | None:
         """A positive whole number, or None where it is unset."""
@@ -82,48 +136,29 @@ class Fields:
         return self.first(field, as_text)
 
     def sequence(self, field: str) -> tuple[object, ...] | None:
-        """A list's items, or None where it is unset or not a list."""
-        value = self.raw(field)
-        return tuple(value) if isinstance(value, (list, tuple)) else None
+        """A list's items, or None where it is unset or empty. ConfigError: it is set to something else than a list."""
+        entry = self.entry(field)
+        if entry is None or entry.value is None or entry.value == "" or entry.value is False:
+            return None
+        if not isinstance(entry.value, (list, tuple)):
+            raise ConfigError(f"{entry.where} is {entry.value!r}, expected a list")
+        return tuple(entry.value) or None
 
     def nested(self, field: str) -> Level | None:
         """A group of fields under one name (rope_parameters, attn_config) from the innermost level that has it, or None."""
+        names = spellings(field)
         for level in self.levels:
-            child = level.child(field)
-            if child is not None:
-                return child
-            if level.read(field) is not MISSING:
-                return None
+            for name in names:
+                child = level.child(name)
+                if child is not None:
+                    return child
         return None
 
     def absent(self, field: str) -> str:
         """The message for a field that is needed and unset everywhere, with the places looked and what they hold."""
-        found = [f"{where}={value!r}" for where, value in self.stated(field)]
+        found = [f"{entry.where}={entry.value!r}" for _, entries in self.entries(field) for entry in entries]
         places = " and ".join(level.path or "the root" for level in self.levels[1:])
         names = ", ".join(spellings(field, self.encoder_decoder))
         held = f"found {', '.join(found)}" if found else "found nothing"
-        return f"{field} is unset: looked in {places} for {names}; {held}. Expected a positive whole number; give it in the config or in overrides"
-
-
-def _level_of(where: str) -> str:
-    return where.rpartition(".")[0]
-
-
-def _usable_and_other(value: object, convert: Convert[T], chosen: T) -> bool:
-    """Whether an outer value is a usable one that differs; an unusable outer value is nobody's concern."""
-    try:
-        other = convert(value, "")
-    except ConfigError:
-        return False
-    return other is not None and other != chosen
-
-
-def per_layer(value: object, layer_id: int, kind: str, where: str) -> object:
-    """One layer's share of a value: a list's item, a mapping's entry for the layer's type, or the value itself."""
-    if isinstance(value, (list, tuple, PerLayerValues)):
-        if layer_id >= len(value):
-            raise ConfigError(f"{where} has {len(value)} entries, layer {layer_id} needs one more; expected one per layer")
-        return value[layer_id]
-    if isinstance(value, Mapping):
-        return value.get(kind)
-    return value
+        accepted = "expected a positive whole number; state it in the config or in overrides"
+        return f"{field} is unset: looked in {places} for {names}; {held}; {accepted}"

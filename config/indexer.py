@@ -4,57 +4,72 @@ from __future__ import annotations
 
 from .errors import ConfigError
 from .fields import Fields
+from .kinds import COMPRESSED_HEAVY, COMPRESSED_SPARSE, CROSS, LINEAR, SLIDING, SPARSE
+from .kv_source import read_group_sources
+from .layer_types import check_length
 from .shape import IndexerShape
 from .values import as_width
 
+_NEVER = (SLIDING, COMPRESSED_HEAVY, LINEAR, CROSS)
 
-def read_indexer(fields: Fields) -> IndexerShape | None:
-    """The indexer of a layer that owns one, or None where the model picks no tokens. ConfigError: a top-k without widths."""
+
+def read_indexers(fields: Fields, types: tuple[str, ...]) -> tuple[IndexerShape | None, ...]:
+    """Each layer's indexer, None where it attends to everything it may see. ConfigError: a top-k without widths."""
     topk = fields.count("index_topk")
     if topk is None:
-        return None
-    return IndexerShape(
-        topk=topk,
-        num_heads=fields.require_count("index_n_heads"),
-        head_dim=fields.require_count("index_head_dim"),
-        pool=fields.count("index_kpool") or 1,
-    )
+        return (None,) * len(types)
+    widths = {
+        "topk": topk,
+        "num_heads": fields.require_count("index_n_heads"),
+        "head_dim": fields.require_count("index_head_dim"),
+        "pool": fields.count("index_kpool") or 1,
+    }
+    named = SPARSE in types or COMPRESSED_SPARSE in types
+    sparse = [kind in (SPARSE, COMPRESSED_SPARSE) if named else kind not in _NEVER for kind in types]
+    owners = _owners(fields, sparse)
+    return tuple(IndexerShape(**widths, owns=owns) if picks else None for picks, owns in zip(sparse, owners, strict=True))
 
 
-def read_owners(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Which layers own an indexer: an explicit list, else a pattern string, else every freq-th layer from an offset.
+def _owners(fields: Fields, sparse: list[bool]) -> tuple[bool, ...]:
+    """Which layers own an indexer: a list of sources or types, else a pattern, else every freq-th layer from an offset.
 
-    A layer that owns none reuses the choice of the last owner before it, so the first layer must own one.
+    A layer that owns none reuses the choice of the last owner before it, so the first sparse layer must own one.
     """
-    owners = _listed(fields, num_layers) or _patterned(fields, num_layers) or _periodic(fields, num_layers)
-    if not owners[0]:
-        raise ConfigError("layer 0 shares an indexer's choice but no layer before it owns an indexer; expected an owner")
+    count = len(sparse)
+    sources = read_group_sources(fields, "index_source_layer_ids", count)
+    if sources is not None:
+        owners: tuple[bool, ...] | None = tuple(source == layer for layer, source in enumerate(sources))
+    else:
+        owners = _listed(fields, count) or _patterned(fields, count)
+    owners = owners or _periodic(fields, count)
+    first = next((layer for layer, picks in enumerate(sparse) if picks), None)
+    if first is not None and not any(owners[: first + 1]):
+        raise ConfigError(f"layer {first} shares an indexer's choice but no layer before it owns an indexer; expected an owner")
     return owners
 
 
-def _listed(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:
+def _listed(fields: Fields, count: int) -> tuple[bool, ...] | None:
     types = fields.sequence("indexer_types")
     if types is None:
         return None
-    if len(types) < num_layers:
-        raise ConfigError(f"indexer_types has {len(types)} entries, expected {num_layers}, one per layer")
     unknown = [kind for kind in types if kind not in ("full", "shared")]
     if unknown:
         raise ConfigError(f"indexer_types holds {unknown[0]!r}, expected 'full' or 'shared'")
-    return tuple(kind == "full" for kind in types[:num_layers])
+    return tuple(kind == "full" for kind in check_length(fields, "indexer_types", types, count))
 
 
-def _patterned(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:
+def _patterned(fields: Fields, count: int) -> tuple[bool, ...] | None:
     pattern = fields.raw("index_topk_pattern")
     if not isinstance(pattern, (str, list, tuple)) or not pattern:
         return None
-    if len(pattern) < num_layers:
-        raise ConfigError(f"index_topk_pattern has {len(pattern)} entries, expected {num_layers}, one per layer")
-    return tuple(mark != "S" for mark in pattern[:num_layers])
+    return tuple(mark not in ("S", "shared") for mark in check_length(fields, "index_topk_pattern", tuple(pattern), count))
 
 
-def _periodic(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+def _periodic(fields: Fields, count: int) -> tuple[bool, ...]:
+    filled_in = fields.known.patterns.get("indexer_types")
+    if filled_in is not None and not fields.states("index_topk_freq"):
+        return tuple(kind == "full" for kind in filled_in.expand(count))
     frequency = fields.count("index_topk_freq") or 1
     offset = fields.first("index_skip_topk_offset", as_width)
     skip = 2 if offset is None else offset
-    return tuple(max(layer - skip + 1, 0) % frequency == 0 for layer in range(num_layers))
+    return tuple(max(layer - skip + 1, 0) % frequency == 0 for layer in range(count))

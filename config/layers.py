@@ -4,106 +4,107 @@ from __future__ import annotations
 
 import dataclasses
 
-from .errors import ConfigError
-from .fields import Fields, per_layer
-from .indexer import read_indexer, read_owners
+from .bias import has_sink, is_causal, read_position_bias
+from .block_sparse import is_picking, read_block_sparse
+from .compressed import read_compress_ratios, read_rope_width
+from .fields import Fields
+from .heads import read_head_dim, read_num_heads, read_num_kv_heads
+from .indexer import read_indexers
+from .kinds import CROSS, LINEAR, meaning
+from .kv_source import read_group_sources, read_kv_sources
+from .layer_types import read_layer_types
+from .layer_view import LayerView
 from .mla import read_mla
 from .scale import read_scale
-from .shape import IndexerShape, LayerShape, MLAShape
-from .sinks import has_sink
-from .source import MISSING
-from .values import as_count
-from .windows import NO_ATTENTION, read_chunk, read_layer_types, read_window
+from .shape import BlockSparseShape, LayerShape
+from .windows import read_chunk, read_window
 
 
-def read_layers(fields: Fields, num_layers: int, hidden_size: int) -> tuple[LayerShape, ...]:
-    """All decoder layers, in order."""
+def read_layers(fields: Fields, num_layers: int, hidden_size: int) -> tuple[tuple[LayerShape, ...], tuple[LayerShape, ...]]:
+    """The decoder layers, and the draft (MTP) layers behind them."""
     types = read_layer_types(fields, num_layers)
-    mla = read_mla(fields)
-    indexer = read_indexer(fields)
-    owners = read_owners(fields, num_layers) if indexer else ()
-    return tuple(
-        _mla_layer(fields, layer_id, kind, mla, _owned(indexer, owners, layer_id))
-        if mla
-        else _attention_layer(fields, layer_id, kind, hidden_size)
-        for layer_id, kind in enumerate(types)
+    drafts = fields.count("num_nextn_predict_layers") or 0
+    ratios = read_compress_ratios(fields, types, drafts)
+    sources = read_kv_sources(fields, types)
+    entry_sources = read_group_sources(fields, "kv_source_layer_ids", num_layers)
+    indexers = read_indexers(fields, types)
+    layers = []
+    for layer_id, kind in enumerate(types):
+        layer = _base_layer(LayerView(fields, layer_id, kind, num_layers), types, hidden_size)
+        if layer.kind == "none":
+            layers.append(layer)
+            continue
+        layer = dataclasses.replace(layer, kv_source=sources[layer_id], indexer=indexers[layer_id])
+        layers.append(_compress(fields, layer, ratios[layer_id], entry_sources) if ratios else layer)
+    draft_types = _draft_types(fields, types, drafts)
+    return tuple(layers), tuple(
+        _draft_layer(fields, layers, num_layers + step, draft_types[step], ratios, hidden_size) for step in range(drafts)
     )
 
 
-def read_draft_layers(fields: Fields, layers: tuple[LayerShape, ...]) -> tuple[LayerShape, ...]:
-    """The draft (MTP) layers behind the decoder: like the last layer, but each owns its cache and its indexer."""
-    count = fields.count("num_nextn_predict_layers") or 0
-    return tuple(_draft(layers[-1], len(layers) + step) for step in range(count))
-
-
-def _draft(last: LayerShape, layer_id: int) -> LayerShape:
-    indexer = dataclasses.replace(last.indexer, owns=True) if last.indexer else None
-    return dataclasses.replace(last, layer_id=layer_id, kv_source=layer_id, indexer=indexer)
-
-
-def _owned(indexer: IndexerShape | None, owners: tuple[bool, ...], layer_id: int) -> IndexerShape | None:
-    return dataclasses.replace(indexer, owns=owners[layer_id]) if indexer else None
-
-
-def _mla_layer(
-    fields: Fields, layer_id: int, kind: str, mla: MLAShape, indexer: IndexerShape | None
-) -> LayerShape:
-    if kind in NO_ATTENTION:
-        return LayerShape(layer_id=layer_id, kind="none")
-    num_heads = fields.require_count("num_attention_heads")
-    head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+def _base_layer(view: LayerView, types: tuple[str, ...], hidden_size: int) -> LayerShape:
+    """A layer without what other layers decide: KV sources, indexer owners, compression."""
+    if view.kind == LINEAR:
+        return LayerShape(layer_id=view.layer_id, kind="none")
+    fields = view.fields
+    mla = None if fields.sequence("compress_ratios") or fields.nested("compress_rates") else read_mla(view)
+    num_heads = read_num_heads(view)
+    head_dim = mla.qk_head_dim if mla else read_head_dim(view, hidden_size, num_heads)
     return LayerShape(
-        layer_id=layer_id,
-        kind="mla",
+        layer_id=view.layer_id,
+        kind="cross" if view.kind == CROSS else "mla" if mla else "attention",
         num_heads=num_heads,
-        num_kv_heads=num_heads,
+        num_kv_heads=num_heads if mla else read_num_kv_heads(view, num_heads),
         head_dim=head_dim,
-        v_head_dim=mla.v_head_dim,
-        softmax_scale=read_scale(fields, head_dim, is_mla=True),
-        window=read_window(fields, layer_id, kind),
-        sink=has_sink(fields, kind),
+        v_head_dim=mla.v_head_dim if mla else view.count("v_head_dim") or head_dim,
+        softmax_scale=read_scale(view, head_dim, mla is not None),
+        window=read_window(view),
+        chunk=read_chunk(view),
+        sink=has_sink(view),
+        softcap=view.number("attn_logit_softcapping"),
+        causal=is_causal(fields),
+        position_bias=read_position_bias(fields),
         mla=mla,
-        indexer=indexer,
+        block_sparse=_block_sparse(view, types),
     )
 
 
-def _attention_layer(fields: Fields, layer_id: int, kind: str, hidden_size: int) -> LayerShape:
-    if kind in NO_ATTENTION:
-        return LayerShape(layer_id=layer_id, kind="none")
-    num_heads = _layer_count(fields, "num_attention_heads", layer_id, kind)
-    if num_heads is None:
-        raise ConfigError(fields.absent("num_attention_heads"))
-    num_kv_heads = _layer_count(fields, "num_key_value_heads", layer_id, kind) or num_heads
-    if num_heads % num_kv_heads:
-        raise ConfigError(
-            f"layer {layer_id}: num_attention_heads is {num_heads} and num_key_value_heads is {num_kv_heads}; expected a whole number of query heads per KV head"
-        )
-    head_dim = _layer_count(fields, "head_dim", layer_id, kind) or _derive_head_dim(hidden_size, num_heads)
-    return LayerShape(
-        layer_id=layer_id,
-        kind="attention",
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        v_head_dim=_layer_count(fields, "v_head_dim", layer_id, kind) or head_dim,
-        softmax_scale=read_scale(fields, head_dim, is_mla=False),
-        window=read_window(fields, layer_id, kind),
-        chunk=read_chunk(fields, layer_id, kind),
-        sink=has_sink(fields, kind),
-        softcap=fields.number("attn_logit_softcapping"),
+def _block_sparse(view: LayerView, types: tuple[str, ...]) -> BlockSparseShape | None:
+    return read_block_sparse(view.fields, view.kind) if is_picking(view.kind, types) else None
+
+
+def _compress(fields: Fields, layer: LayerShape, ratio: int, entry_sources: tuple[int, ...] | None) -> LayerShape:
+    """A V4 layer: one shared row per token in the window, and compressed entries that it may read from an earlier layer."""
+    source = entry_sources[layer.layer_id] if entry_sources and layer.layer_id < len(entry_sources) else layer.layer_id
+    return dataclasses.replace(
+        layer,
+        kind="compressed",
+        compress_ratio=ratio,
+        entry_source=(source if source >= 0 else layer.layer_id) if ratio else None,
+        rope_head_dim=read_rope_width(fields, layer.head_dim),
     )
 
 
-def _layer_count(fields: Fields, field: str, layer_id: int, kind: str) -> int | None:
-    value = fields.raw(field)
-    if value is MISSING or not isinstance(value, (list, tuple, dict)):
-        return fields.count(field)
-    return as_count(per_layer(value, layer_id, kind, field), field)
+def _draft_types(fields: Fields, types: tuple[str, ...], drafts: int) -> tuple[str, ...]:
+    """The draft layers' types: their own list, else what follows in the decoder's list, else the last attending layer's."""
+    own = fields.sequence("mtp_layer_types") or ()
+    listed = fields.raw("layer_types")
+    behind = tuple(listed)[len(types) :] if isinstance(listed, (list, tuple)) else ()
+    named = [meaning(item, "mtp_layer_types") for item in own or behind][:drafts]
+    last = next((kind for kind in reversed(types) if kind not in (LINEAR, CROSS)), LINEAR)
+    return (*named, *([last] * (drafts - len(named))))
 
 
-def _derive_head_dim(hidden_size: int, num_heads: int) -> int:
-    if hidden_size % num_heads:
-        raise ConfigError(
-            f"head_dim is unset and hidden_size {hidden_size} is not divisible by num_attention_heads {num_heads}; state head_dim"
-        )
-    return hidden_size // num_heads
+def _draft_layer(
+    fields: Fields, layers: list[LayerShape], layer_id: int, kind: str, ratios: tuple[int, ...] | None, hidden_size: int
+) -> LayerShape:
+    """A draft layer owns its cache and, in a sparse model, its indexer."""
+    layer = _base_layer(LayerView(fields, layer_id, kind, len(layers)), (kind,), hidden_size)
+    if layer.kind == "none":
+        return layer
+    if ratios is not None:
+        return _compress(fields, layer, ratios[layer_id], None)
+    indexer = next((one.indexer for one in reversed(layers) if one.indexer is not None), None)
+    return dataclasses.replace(layer, indexer=dataclasses.replace(indexer, owns=True) if indexer and layer.mla else None)
+
+

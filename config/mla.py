@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from .errors import ConfigError
-from .fields import Fields
+from .layer_view import LayerView
 from .shape import MLAShape
-from .values import as_width
 
 
-def read_mla(fields: Fields) -> MLAShape | None:
-    """The latent widths, or None where the model has no compressed KV vector.
+def read_mla(layer: LayerView) -> MLAShape | None:
+    """The latent widths, or None where the layer has no compressed KV vector.
 
     MLA is: `use_mla` not false, a KV rank, and query/key widths that add up to something. A rope width of 0 is valid.
     ConfigError: a rank without widths, or an odd rope width.
     """
-    if fields.flag("use_mla") is False:
-        return None
-    kv_lora_rank = fields.count("kv_lora_rank")
+    kv_lora_rank = None if layer.fields.flag("use_mla") is False else layer.count("kv_lora_rank")
     if kv_lora_rank is None:
         return None
-    nope = fields.first("qk_nope_head_dim", as_width) or 0
-    rope = fields.first("qk_rope_head_dim", as_width) or 0
+    nope = layer.width("qk_nope_head_dim") or 0
+    rope = _rope_width(layer, nope)
     if nope + rope == 0:
         raise ConfigError(
             f"kv_lora_rank is {kv_lora_rank} but qk_nope_head_dim and qk_rope_head_dim are both unset; MLA needs their sum to be positive, or use_mla false"
@@ -31,13 +28,28 @@ def read_mla(fields: Fields) -> MLAShape | None:
         kv_lora_rank=kv_lora_rank,
         qk_nope_head_dim=nope,
         qk_rope_head_dim=rope,
-        v_head_dim=_value_width(fields, nope + rope),
-        q_lora_rank=fields.count("q_lora_rank"),
+        v_head_dim=_value_width(layer, nope + rope),
+        q_lora_rank=layer.count("q_lora_rank"),
     )
 
 
-def _value_width(fields: Fields, qk_head_dim: int) -> int:
-    declared = fields.count("v_head_dim")
+def _rope_width(layer: LayerView, nope: int) -> int:
+    """The rope width; where a class has written another field's value over it, what the total and the nope width leave.
+
+    Some transformers classes alias head_dim to qk_rope_head_dim, so a file with both ends up with a wrong rope width.
+    """
+    rope = layer.width("qk_rope_head_dim") or 0
+    total = layer.count("qk_head_dim")
+    if total is None or total == nope + rope or total <= nope or rope != layer.count("head_dim"):
+        return rope
+    layer.fields.warn(
+        f"qk_head_dim {total} is not qk_nope_head_dim {nope} + qk_rope_head_dim {rope}, which repeats head_dim; {total - nope} is used for the rope width"
+    )
+    return total - nope
+
+
+def _value_width(layer: LayerView, qk_head_dim: int) -> int:
+    declared = layer.count("v_head_dim")
     if declared is None:
-        fields.warn(f"v_head_dim is unset in an MLA config; the query/key width {qk_head_dim} is used")
+        layer.fields.warn(f"v_head_dim is unset in an MLA config; the query/key width {qk_head_dim} is used")
     return declared or qk_head_dim

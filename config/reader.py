@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from .dtypes import dtype_name
 from .errors import ConfigError
 from .fields import Fields
-from .layers import read_draft_layers, read_layers
+from .layer_types import stated_layers
+from .layers import read_layers
+from .overrides import check_overrides
 from .shape import ModelShape
-from .source import MISSING, open_source
+from .source import MISSING, Level, open_source
 from .text_config import locate_text
 
 
@@ -24,16 +26,15 @@ def read_shape(source: object, *, overrides: Mapping[str, object] | None = None)
     overrides: text-config fields by name; they beat everything in the source. The source is read once and never written.
     Raises ConfigError with the field, the places looked at and the value found.
     """
+    given = check_overrides(overrides)
     chain = locate_text(open_source(source))
-    fields = Fields(chain, dict(overrides or {}))
-    num_layers = fields.require_count("num_hidden_layers")
-    if num_layers > MOST_LAYERS:
-        raise ConfigError(f"num_hidden_layers is {num_layers}, expected at most {MOST_LAYERS}")
+    fields = Fields(chain, given)
+    num_layers = _read_num_layers(fields)
     hidden_size = fields.require_count("hidden_size")
-    layers = read_layers(fields, num_layers, hidden_size)
+    layers, draft_layers = read_layers(fields, num_layers, hidden_size)
     return ModelShape(
-        model_type=fields.text("model_type") or "",
-        architectures=_architectures(fields),
+        model_type=_root_text(chain[-1], "model_type"),
+        architectures=_architectures(chain[-1]),
         text_path=chain[0].path,
         hidden_size=hidden_size,
         vocab_size=fields.require_count("vocab_size"),
@@ -42,25 +43,54 @@ def read_shape(source: object, *, overrides: Mapping[str, object] | None = None)
         dtype=_dtype(fields),
         tie_word_embeddings=fields.flag("tie_word_embeddings") or False,
         layers=layers,
-        draft_layers=read_draft_layers(fields, layers),
+        draft_layers=draft_layers,
         warnings=tuple(fields.warnings),
     )
 
 
-def _architectures(fields: Fields) -> tuple[str, ...]:
-    """The outermost level's list: the class that the checkpoint was saved from."""
-    listed = [value for _, value in fields.stated("architectures") if isinstance(value, (list, tuple))]
-    return tuple(str(name) for name in listed[-1]) if listed else ()
+def _read_num_layers(fields: Fields) -> int:
+    count = fields.count("num_hidden_layers") or stated_layers(fields)
+    if count is None:
+        raise ConfigError(fields.absent("num_hidden_layers"))
+    if _has_doubled_attention(fields):
+        count *= 2
+    if count + (fields.count("num_nextn_predict_layers") or 0) > MOST_LAYERS:
+        raise ConfigError(f"num_hidden_layers is {count} with draft layers behind, expected at most {MOST_LAYERS} in all")
+    return count
+
+
+def _has_doubled_attention(fields: Fields) -> bool:
+    """Whether each counted block holds two attention layers: a block with a dense and an expert feed-forward side by side.
+
+    LongCat-Flash's shortcut blocks; they count blocks as `num_layers`. Models that alternate dense and expert layers also
+    have both widths, but say which layers are which.
+    """
+    entry = fields.entry("num_hidden_layers")
+    if entry is None or entry.where.rpartition(".")[2] != "num_layers":
+        return False
+    both = fields.count("ffn_hidden_size") is not None and fields.count("expert_ffn_hidden_size") is not None
+    return both and fields.raw("first_k_dense_replace") is MISSING and fields.raw("moe_layer_freq") is MISSING
+
+
+def _root_text(root: Level, name: str) -> str:
+    value = root.read(name)
+    return value if isinstance(value, str) else ""
+
+
+def _architectures(root: Level) -> tuple[str, ...]:
+    """The root's list: the class that the checkpoint was saved from."""
+    listed = root.read("architectures")
+    return tuple(str(name) for name in listed) if isinstance(listed, (list, tuple)) else ()
 
 
 def _dtype(fields: Fields) -> str | None:
-    for where, value in fields.stated("dtype"):
-        if value is None or value is MISSING or value == "auto":
-            continue
-        try:
-            return dtype_name(value)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from error
+    """The dtype that the config states on the innermost level, as a plain name; None where it states none or leaves it open."""
+    for _, found in fields.entries("dtype"):
+        for entry in found:
+            if entry.value in (None, "", "auto"):
+                continue
+            try:
+                return dtype_name(entry.value)
+            except ValueError as error:
+                raise ConfigError(f"{entry.where}: {error}") from error
     return None
-
-

@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import math
 
-from .fields import Fields
+from .layer_view import LayerView
+from .source import MISSING, Level
 from .values import as_number, as_text
 
 
-def read_scale(fields: Fields, head_dim: int, is_mla: bool) -> float:
-    """The softmax scale: a stated multiplier, else 1/sqrt of a stated scalar, else 1/sqrt(head_dim), corrected for yarn in MLA."""
-    multiplier = fields.number("attention_multiplier")
+def read_scale(layer: LayerView, head_dim: int, is_mla: bool) -> float:
+    """The softmax scale: what the config states, else what the type fixes, else 1/sqrt(width), corrected for yarn in MLA."""
+    stated = _stated(layer)
+    if stated is not None:
+        return stated
+    fixed = layer.fields.known.facts.get("scale")
+    if isinstance(fixed, (int, float)) or layer.fields.flag("scale_attn_weights") is False:
+        return float(fixed) if isinstance(fixed, (int, float)) else 1.0
+    scale = head_dim**-0.5 * (_yarn_correction(layer) if is_mla else 1.0)
+    return scale / (layer.layer_id + 1) if layer.fields.flag("scale_attn_by_inverse_layer_idx") else scale
+
+
+def _stated(layer: LayerView) -> float | None:
+    multiplier = layer.number("attention_multiplier")
     if multiplier is not None:
         return multiplier
-    scalar = fields.number("query_pre_attn_scalar")
+    scalar = layer.number("query_pre_attn_scalar")
     if scalar is not None:
-        return scalar**-0.5
-    return head_dim**-0.5 * (_yarn_correction(fields) if is_mla else 1.0)
+        return float(scalar**-0.5)
+    group = layer.fields.nested("attn_config")
+    return _number(group, "softmax_scale") if group else None
 
 
-def _yarn_correction(fields: Fields) -> float:
+def _number(level: Level, name: str) -> float | None:
+    value = level.read(name)
+    return None if value is MISSING else as_number(value, level.describe(name))
+
+
+def _yarn_correction(layer: LayerView) -> float:
     """The square of yarn's temperature over all lanes; DeepSeek-V2's rule, asked for by `mscale_all_dim`."""
-    rope = fields.nested("rope_parameters") or fields.nested("rope_scaling")
+    rope = layer.fields.nested("rope_parameters")
     if rope is None:
         return 1.0
-    kind = as_text(rope.read("rope_type") or rope.read("type") or None, "rope_type")
-    if kind in (None, "default"):
+    rope = rope.child(layer.kind) or rope
+    kind = next((value for name in ("rope_type", "type") if (value := rope.read(name)) is not MISSING), None)
+    if as_text(kind, rope.describe("rope_type")) in (None, "default"):
         return 1.0
-    mscale = as_number(rope.read("mscale_all_dim") or None, rope.describe("mscale_all_dim"))
-    factor = as_number(rope.read("factor") or None, rope.describe("factor"))
+    mscale, factor = _number(rope, "mscale_all_dim"), _number(rope, "factor")
     if mscale is None or factor is None or factor <= 1:
         return 1.0
     return (0.1 * mscale * math.log(factor) + 1.0) ** 2

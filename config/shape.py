@@ -31,6 +31,11 @@ class MLAShape:
         """Elements of one cached row: kv_lora_rank + qk_rope_head_dim."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
+    @property
+    def qk_head_dim(self) -> int:
+        """Query/key width per head: qk_nope_head_dim + qk_rope_head_dim."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerShape:
@@ -51,8 +56,26 @@ class IndexerShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSparseShape:
+    """Attention to the best `topk_blocks` blocks of `block_size` keys, scored by num_heads index heads of head_dim.
+
+    One index key is cached per `tokens_per_key` tokens.
+    """
+
+    topk_blocks: int
+    block_size: int
+    num_heads: int
+    head_dim: int
+    tokens_per_key: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """One layer. Counts are the model's, not a rank's; an MLA layer has head_dim = nope + rope and num_kv_heads = num_heads."""
+    """One layer. Counts are the model's, not a rank's; an MLA layer has head_dim = nope + rope and num_kv_heads = num_heads.
+
+    A compressed layer keeps a window of shared K=V rows whose last rope_head_dim lanes are rotary, and with a compress_ratio
+    above 0 also one entry per that many tokens, which it reads from entry_source (its own id when it makes them).
+    """
 
     layer_id: int
     kind: LayerKind
@@ -71,6 +94,9 @@ class LayerShape:
     mla: MLAShape | None = None
     indexer: IndexerShape | None = None
     compress_ratio: int | None = None
+    entry_source: int | None = None
+    rope_head_dim: int | None = None
+    block_sparse: BlockSparseShape | None = None
 
     def __post_init__(self) -> None:
         if self.kv_source < 0:
@@ -97,7 +123,10 @@ class LayerShape:
         raise ValueError(f"layer {self.layer_id} (attention) cannot be cached as {kv_layout!r}; use 'kv' or 'kv_fp8'")
 
     def index_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16") -> int:
-        """Bytes of one cached index key of this layer; 0 where it owns no indexer. kv_layout: "auto"/"indexer" or "indexer_fp8"."""
+        """Bytes of index keys per cached token of this layer; 0 where it scores nothing. kv_layout: "auto"/"indexer" or "indexer_fp8"."""
+        if self.block_sparse is not None:
+            per_key = index_row_bytes(self.block_sparse.head_dim, dtype, quantised=kv_layout == "indexer_fp8")
+            return -(-per_key // self.block_sparse.tokens_per_key)
         if self.indexer is None or not self.indexer.owns:
             return 0
         return index_row_bytes(self.indexer.head_dim, dtype, quantised=kv_layout == "indexer_fp8")

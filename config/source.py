@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from .errors import ConfigError
+from .known_types import NOTHING, KnownType, known_type
 
 
 class _Missing:
@@ -26,34 +27,61 @@ MISSING: Final = _Missing()
 _PLAIN = (str, bytes, int, float, bool, list, tuple, set, frozenset, type(None))
 
 
-class Level:
-    """One level of a config: a mapping or any object with attributes, plus defaults for what the source lacks.
+class PerLayerValues(tuple[object, ...]):
+    """One value per layer, as read from a heterogeneous config object."""
 
-    `read` takes a field from the source the first time and remembers the answer. Nothing is written to the source.
+    __slots__ = ()
+
+
+class Level:
+    """One level of a config: a mapping or any object with attributes.
+
+    A field is read from the source the first time it is asked for and remembered. Nothing is written to the source.
     """
 
-    __slots__ = ("_children", "_read", "_source", "defaults", "path")
+    __slots__ = ("_children", "_known", "_nested_type", "_read", "_source", "path")
 
-    def __init__(self, source: object, path: str = "", defaults: Mapping[str, object] | None = None) -> None:
+    def __init__(self, source: object, path: str = "", nested_type: str | None = None) -> None:
         self._source = source
+        self._nested_type = nested_type
+        self._known: KnownType | None = None
         self._read: dict[str, object] = {}
         self._children: dict[str, Level | None] = {}
         self.path = path
-        self.defaults = defaults or {}
 
-    def read(self, name: str) -> object:
-        """The field's value, the default where the source has no such field, or MISSING.
+    @property
+    def known(self) -> KnownType:
+        """What transformers fills in at this level; empty where the type is not one of its own."""
+        if self._known is None:
+            name = self._nested_type or self.stated("model_type")
+            self._known = known_type(name) if isinstance(name, str) and name else NOTHING
+        return self._known
+
+    def stated(self, name: str) -> object:
+        """The value the source itself gives, or MISSING.
 
         ConfigError: the source raises something other than "no such attribute" and has no per-layer configs to ask instead.
         """
-        value = self.stated(name)
-        return self.defaults.get(name, MISSING) if value is MISSING else value
-
-    def stated(self, name: str) -> object:
-        """The value as the source itself states it, without defaults."""
         if name not in self._read:
             self._read[name] = self._fetch(name)
         return self._read[name]
+
+    def renamed(self, name: str) -> object:
+        """The value under the name that this type gives to a common field, or MISSING."""
+        other = self.known.renamed.get(name)
+        return self.stated(other) if other else MISSING
+
+    def default(self, name: str) -> object:
+        """What transformers fills in where the source gives nothing, or MISSING."""
+        fields = self.known.fields
+        return fields.get(name, fields.get(self.known.renamed.get(name, name), MISSING))
+
+    def read(self, name: str) -> object:
+        """The stated value, else the default, else MISSING."""
+        for value in (self.stated(name), self.renamed(name)):
+            if value is not MISSING:
+                return value
+        return self.default(name)
 
     def _fetch(self, name: str) -> object:
         if isinstance(self._source, Mapping):
@@ -65,32 +93,51 @@ class Level:
             return getattr(self._source, name)
         except AttributeError:
             return MISSING
-        except Exception as error:
+        except Exception as error:  # a property of a foreign object may raise anything; the cause is kept
             return self._fetch_per_layer(name, error)
 
     def _fetch_per_layer(self, name: str, error: Exception) -> object:
         """A field that differs by layer cannot be read from a heterogeneous object; its layers' own configs can."""
-        views = self._layer_views()
-        if views is None:
-            raise ConfigError(
-                f"{self.describe(name)} cannot be read: {type(error).__name__}: {error}. Repair the config object, or pass its config.json"
-            ) from error
-        return PerLayerValues([getattr(view, name, None) for view in views])
-
-    def _layer_views(self) -> Sequence[object] | None:
         try:
-            views = getattr(self._source, "per_layer_config", None)
-            return None if views is None else [views[index] for index in range(len(views))]
-        except (AttributeError, TypeError, ValueError, RuntimeError, LookupError):
-            return None
+            views = self.stated("per_layer_config")
+            if isinstance(views, (_Missing, Mapping)):
+                raise TypeError("no per-layer configs")
+            return PerLayerValues(getattr(views[layer], name, None) for layer in range(len(views)))  # type: ignore[index,arg-type]
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
+            message = f"{self.describe(name)} cannot be read: {type(error).__name__}: {error}"
+            raise ConfigError(f"{message}. Repair the config object, or pass its config.json") from error
 
     def child(self, name: str) -> Level | None:
-        """The nested config under this name, None where there is none."""
+        """The nested config under this name, stated or filled in; None where there is none."""
         if name not in self._children:
-            value = self.read(name)
-            nested = isinstance(value, Mapping) or not isinstance(value, (*_PLAIN, _Missing, PerLayerValues))
-            self._children[name] = Level(value, f"{self.path}.{name}".lstrip(".")) if nested else None
+            self._children[name] = self._make_child(name)
         return self._children[name]
+
+    def _make_child(self, name: str) -> Level | None:
+        value = self.stated(name)
+        path = f"{self.path}.{name}".lstrip(".")
+        nested = self.known.nested.get(name, {})
+        kind = str(nested["type"]) if nested else None
+        if isinstance(value, Mapping) or not isinstance(value, (*_PLAIN, _Missing, PerLayerValues)):
+            level = Level(value, path)
+            own = level.stated("model_type")
+            known_own = isinstance(own, str) and known_type(own) is not NOTHING
+            return Level(value, path, kind) if kind and (nested["fixed"] or not known_own) else level
+        if kind and not (value is None and nested.get("optional")):
+            given = nested.get("given", {})
+            return Level({"model_type": kind, **(given if isinstance(given, Mapping) else {})}, path, kind)
+        filled = self.default(name)
+        return Level(filled, path) if isinstance(filled, Mapping) and value is MISSING else None
+
+    def states(self, name: str) -> bool:
+        """Whether the source itself holds a nested config of this name, rather than the type's default."""
+        return self.stated(name) not in (MISSING, None)
+
+    def retyped(self, other: Level) -> Level:
+        """This level with the defaults of another's type; what has been read is shared, so nothing is read again."""
+        level = Level(self._source, self.path)
+        level._read, level._children, level._known = self._read, self._children, other.known
+        return level
 
     def names(self) -> tuple[str, ...]:
         """The fields the source is known to have: a mapping's keys, an object's instance attributes."""
@@ -103,35 +150,27 @@ class Level:
         return f"{self.path}.{name}" if self.path else name
 
 
-class PerLayerValues(tuple[object, ...]):
-    """One value per layer, as read from a heterogeneous config object."""
-
-    __slots__ = ()
-
-
 def open_source(source: object) -> Level:
     """The root level of a config object, mapping, config.json path or model folder. ConfigError: no file, or no JSON object in it."""
     if isinstance(source, (str, os.PathLike)):
-        return Level(_load_file(os.fspath(source)))
-    if source is None or isinstance(source, _PLAIN):
+        return Level(_load_file(os.fsdecode(source)))
+    if isinstance(source, _PLAIN):
         raise ConfigError(
             f"a config is a mapping, an object with attributes, a config.json path or a folder; got {type(source).__name__} {source!r}"
         )
     return Level(source)
 
 
-def _load_file(path: str | bytes) -> Mapping[str, object]:
-    name = os.fsdecode(path)
+def _load_file(name: str) -> Mapping[str, object]:
     if os.path.isdir(name):
         name = os.path.join(name, "config.json")
     try:
         with open(name, encoding="utf-8") as file:
             loaded = json.load(file)
     except OSError as error:
-        raise ConfigError(
-            f"{name} cannot be read: {error.strerror or error}. Pass a config.json or a folder that holds one"
-        ) from error
-    except ValueError as error:
+        message = f"{name} cannot be read: {error.strerror or error}"
+        raise ConfigError(f"{message}. Pass a config.json, or a folder that holds one") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{name} holds a JSON {type(loaded).__name__}, expected an object with the config's fields")

@@ -1,52 +1,74 @@
 """Where the text part of a composite config lives.
 
-The order: a generator's `thinker_config`, then its text config; `text_config`; `language_config`; `llm_config`; then the
-decoder of an encoder-decoder pair. At each step the search goes on inside what was found. A mapping and an object are equal.
+The order, at each step going on inside what was found: `thinker_config`; `text_config`; `language_config`; `llm_config`;
+`vlm_config`; then the decoder of a pair (`decoder`, `decoder_config`, `generator`); then any single nested config that
+describes a language model. A mapping and an object are equal. Text fields stated at the root (the old flat form) win over a
+nested config that only a default would fill in.
 """
 
 from __future__ import annotations
 
 from .errors import ConfigError
-from .names import spellings
-from .source import Level
-from .values import as_count
+from .names import SPELLINGS
+from .source import MISSING, Level
 
-NESTED = ("thinker_config", "text_config", "language_config", "llm_config", "vlm_config")
+THINKER = "thinker_config"
+NESTED = ("text_config", "language_config", "llm_config", "vlm_config")
 DECODERS = ("decoder", "decoder_config", "generator")
+_TRAITS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 
 
 def locate_text(root: Level) -> list[Level]:
     """The text config and the levels around it, innermost first. ConfigError: two places could equally be it."""
     chain = [root]
     while (inner := _step(chain[0])) is not None:
+        if not chain[0].states(inner.path.rpartition(".")[2]) and _states_layers(chain[0]):
+            return _flat(chain, inner)
         chain.insert(0, inner)
     return chain
 
 
+def _flat(chain: list[Level], inner: Level) -> list[Level]:
+    """The old flat form: the root's own fields, over the defaults of the text type that would have been nested."""
+    return [chain[0].retyped(inner), *chain[1:]]
+
+
 def _step(level: Level) -> Level | None:
-    candidates = [child for name in NESTED if (child := level.child(name)) is not None and _is_text(child)]
-    if not candidates and not _describes_layers(level):
-        candidates = [child for name in DECODERS if (child := level.child(name)) is not None and _is_text(child)]
-    if not candidates:
-        return None
-    if candidates[0].path.endswith("thinker_config"):
-        return candidates[0]
-    if len(candidates) > 1:
+    thinker = _text_child(level, THINKER)
+    if thinker is not None:
+        return thinker
+    found = _candidates(level, NESTED)
+    if not found and not _states_layers(level):
+        found = _candidates(level, DECODERS)[:1] or _any_other(level)
+    if len(found) > 1:
         raise ConfigError(
-            f"the text config is ambiguous: {candidates[0].path} and {candidates[1].path} both describe a language model; pass the one to serve as the source"
+            f"the text config is ambiguous: {found[0].path} and {found[1].path} both describe a language model; pass the one to serve as the source"
         )
-    return candidates[0]
+    return found[0] if found else None
 
 
-def _is_text(level: Level) -> bool:
-    """Whether a nested config is, or leads to, a language model's; one with a type alone gets all it needs from its defaults."""
-    return _describes_layers(level) or _step(level) is not None or bool(level.read("model_type"))
+def _candidates(level: Level, names: tuple[str, ...]) -> list[Level]:
+    """The nested configs of these names that hold text; what is stated goes before what a default fills in."""
+    found = [child for name in names if (child := _text_child(level, name)) is not None]
+    stated = [child for child in found if level.states(child.path.rpartition(".")[2])]
+    return stated or found
 
 
-def _describes_layers(level: Level) -> bool:
-    return any(
-        as_count(value, level.describe(name)) is not None if not isinstance(value, (list, tuple)) else bool(value)
-        for field in ("num_hidden_layers", "num_attention_heads", "hidden_size")
-        for name in spellings(field)
-        if (value := level.read(name))
-    )
+def _any_other(level: Level) -> list[Level]:
+    """Nested configs under names of their own that describe a language model: layers and a vocabulary."""
+    names = [name for name in level.names() if name not in (*NESTED, *DECODERS, THINKER)]
+    children = [child for name in names if isinstance(level.stated(name), dict) and (child := level.child(name)) is not None]
+    return [child for child in children if _states_layers(child) and child.stated("vocab_size") is not MISSING]
+
+
+def _text_child(level: Level, name: str) -> Level | None:
+    child = level.child(name)
+    if child is None:
+        return None
+    leads_on = _states_layers(child) or bool(child.known.fields or child.known.nested) or child.stated("model_type") is not MISSING
+    return child if leads_on or _step(child) is not None else None
+
+
+def _states_layers(level: Level) -> bool:
+    """Whether the level itself says how many layers, heads or channels the model has."""
+    return any(level.stated(name) not in (MISSING, None) for field in _TRAITS for name in SPELLINGS[field])

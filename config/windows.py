@@ -1,54 +1,67 @@
-"""Which tokens a layer may see: everything, a sliding window, or its own chunk."""
+"""How far back a layer sees: everything, a sliding window, or its own chunk."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .errors import ConfigError
-from .fields import Fields, per_layer
+from .fields import Fields
+from .kinds import CHUNKED, COMPRESSED_HEAVY, COMPRESSED_SPARSE, SLIDING
+from .layer_view import LayerView
+from .source import MISSING
 from .values import as_count
 
-SLIDING = frozenset({"sliding_attention", "hybrid_sliding", "sliding", "local", "local_attention"})
-CHUNKED = frozenset({"chunked_attention"})
-NO_ATTENTION = frozenset(
-    {"linear_attention", "conv", "mamba", "mamba2", "moe", "mlp", "recurrent", "rglru", "linear", "none"}
-)
+_WINDOWED = (SLIDING, COMPRESSED_SPARSE, COMPRESSED_HEAVY)
 
 
-def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
-    """Each layer's type by transformers' names. ConfigError: a list whose length is not the number of layers."""
-    listed = fields.sequence("layer_types")
-    if listed is None:
-        return _derived_types(fields, num_layers)
-    if len(listed) != num_layers:
-        raise ConfigError(f"layer_types has {len(listed)} entries, expected {num_layers}, one per layer")
-    if not all(isinstance(kind, str) for kind in listed):
-        raise ConfigError(f"layer_types holds {listed!r}, expected names such as 'full_attention'")
-    return tuple(str(kind) for kind in listed)
+def read_window(layer: LayerView) -> int | None:
+    """Keys a sliding or compressed layer keeps, itself included; None where it sees everything.
 
-
-def _derived_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
-    if fields.flag("use_sliding_window") is False or fields.raw("sliding_window") in (None, 0):
-        return ("full_attention",) * num_layers
-    if not fields.count("sliding_window"):
-        return ("full_attention",) * num_layers
-    first = fields.count("max_window_layers") or 0
-    return tuple("sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers))
-
-
-def read_window(fields: Fields, layer_id: int, kind: str) -> int | None:
-    """Keys a sliding layer keeps, itself included; None where it sees everything. ConfigError: a sliding layer without a window."""
-    if kind not in SLIDING or fields.flag("use_sliding_window") is False:
+    A window of 0 or null means none. ConfigError: a sliding layer and no window stated anywhere.
+    """
+    if layer.kind not in _WINDOWED:
         return None
-    window = as_count(per_layer(fields.raw("sliding_window") or None, layer_id, kind, "sliding_window"), "sliding_window")
-    if window is None:
-        raise ConfigError(f"layer {layer_id} is {kind!r} but sliding_window is unset; expected the number of keys it keeps")
-    return window
+    value = _shared_value(layer)
+    window = None if value is MISSING else as_count(value, "sliding_window")
+    if window is not None:
+        return window
+    if value is MISSING and layer.kind == SLIDING:
+        raise ConfigError(f"layer {layer.layer_id} is of type {layer.kind} but sliding_window is unset; expected the number of keys it keeps")
+    return None
 
 
-def read_chunk(fields: Fields, layer_id: int, kind: str) -> int | None:
+def _shared_value(layer: LayerView) -> object:
+    fields = layer.fields
+    previous = _previous_tokens(fields)
+    if previous is not None:
+        return previous
+    own = next((entry.value for entry in layer._own("sliding_window")), MISSING)
+    if own is not MISSING:
+        return own
+    value = fields.raw("sliding_window")
+    pattern = fields.known.patterns.get("sliding_window")
+    if pattern is not None and not fields.states("sliding_window"):
+        return pattern.expand(layer.num_layers)[min(layer.layer_id, layer.num_layers - 1)]
+    if isinstance(value, (list, tuple)):
+        return value[layer.layer_id % len(value)] if value else None
+    if isinstance(value, Mapping):
+        return value.get(layer.kind)
+    return fields.raw("window_size") if value is MISSING else value
+
+
+def _previous_tokens(fields: Fields) -> int | None:
+    """A window stated as the number of earlier tokens, for the types whose class adds the token itself."""
+    extra = fields.known.facts.get("window_size_extra")
+    stated = fields.text_level.stated("sliding_window_size") if extra else MISSING
+    size = as_count(stated, "sliding_window_size") if stated is not MISSING else None
+    return size + int(str(extra)) if size else None
+
+
+def read_chunk(layer: LayerView) -> int | None:
     """Tokens per attention chunk of a chunked layer, else None. ConfigError: a chunked layer without a chunk size."""
-    if kind not in CHUNKED:
+    if layer.kind != CHUNKED:
         return None
-    chunk = fields.count("attention_chunk_size")
+    chunk = layer.count("attention_chunk_size")
     if chunk is None:
-        raise ConfigError(f"layer {layer_id} is {kind!r} but attention_chunk_size is unset; expected a number of tokens")
+        raise ConfigError(f"layer {layer.layer_id} is of type {layer.kind} but attention_chunk_size is unset; expected a number of tokens")
     return chunk

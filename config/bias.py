@@ -1,0 +1,38 @@
+"""What else enters the scores: sinks, position biases, the soft cap, and whether later tokens are hidden."""
+
+from __future__ import annotations
+
+from .fields import Fields
+from .kinds import SLIDING
+from .layer_view import LayerView
+from .source import MISSING
+
+
+def has_sink(layer: LayerView) -> bool:
+    """Whether the layer adds a learned logit per head to the softmax denominator; stated, or known of the type's modules."""
+    fields = layer.fields
+    specific = "add_swa_attention_sink_bias" if layer.kind == SLIDING else "add_full_attention_sink_bias"
+    stated = [flag for name in (specific, "learnable_sink", "attention_sink") if (flag := fields.flag(name)) is not None]
+    if stated:
+        return any(stated)
+    kinds = fields.known.facts.get("sink")
+    return isinstance(kinds, list) and (layer.kind in kinds or "" in kinds)
+
+
+def read_position_bias(fields: Fields) -> str | None:
+    """ "alibi" or "relative" where positions enter as a bias on the scores, else None."""
+    group = fields.nested("attn_config")
+    in_group = group is not None and group.read("alibi") is True
+    if in_group or fields.flag("alibi") or fields.flag("use_alibi") or fields.raw("position_embedding_type") == "alibi":
+        return "alibi"
+    if fields.raw("relative_attention_num_buckets") not in (MISSING, None):
+        return "relative"
+    known = fields.known.facts.get("position_bias")
+    return str(known) if known else None
+
+
+def is_causal(fields: Fields) -> bool:
+    """Whether a token sees only itself and earlier ones."""
+    if fields.raw("use_bidirectional_attention") in (True, "all") or fields.flag("is_causal") is False:
+        return False
+    return fields.known.facts.get("causal") is not False or fields.flag("is_decoder") is True

@@ -1,0 +1,207 @@
+"""Writes known_types.jsonl from the installed transformers: `python -m hal.config.generate`.
+
+Every config class is instantiated with its defaults and with several layer counts; what the class computes from the layer
+count is stored as a pattern. The attention modules of the model it belongs to are built without memory (device "meta") to
+learn what no config says: sinks, a fixed softmax scale, bidirectional attention.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .kinds import meaning
+from .known_types import DATA, Pattern
+from .names import FIELDS, SPELLINGS
+from .probe import read_facts
+
+LAYER_COUNTS = (*range(1, 27), 30, 31, 32, 36, 37, 40, 48, 49)
+LISTS = ("layer_types", "indexer_types", "sliding_window", "num_attention_heads_per_layer")
+DERIVED = ("num_key_value_heads", "head_dim", "v_head_dim", "qk_head_dim", "num_hidden_layers", "kv_source_layers", "no_rope_layers", "num_decoder_layers", "layers_block_type", "attention_layers", "kv_sharing_modes")
+"""Lists and widths that the reader derives itself where the class leaves them unset."""
+
+
+def main() -> None:
+    """Generate the data file, one line per config type."""
+    logging.disable(logging.ERROR)
+    warnings.simplefilter("ignore")
+    entries = {name: describe(cls) for name, cls in config_classes()}
+    lines = [json.dumps({"type": name, **entries[name]}, sort_keys=False) for name in sorted(entries)]
+    DATA.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def config_classes() -> Iterator[tuple[str, type]]:
+    """Each config type with its class: transformers' mapping, then nested classes that the mapping lacks."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    seen: dict[str, type] = {}
+    queue = [(name, CONFIG_MAPPING[name]) for name in CONFIG_MAPPING]
+    while queue:
+        name, cls = queue.pop(0)
+        if name in seen:
+            continue
+        seen[name] = cls
+        yield name, cls
+        queue += [(_type_name(spec.config_class, seen), spec.config_class) for spec in _specs(cls).values() if _is_class(spec)]
+
+
+def _type_name(cls: type, seen: dict[str, type]) -> str:
+    """A class's model_type, or its own name where that type belongs to another class."""
+    name = str(getattr(cls, "model_type", "") or cls.__name__)
+    return name if seen.get(name, cls) is cls else cls.__name__
+
+
+def _specs(cls: type) -> dict[str, Any]:
+    return dict(getattr(cls, "sub_configs_defaults", None) or {})
+
+
+def _is_class(spec: Any) -> bool:
+    from transformers import PreTrainedConfig
+
+    return isinstance(spec.config_class, type) and issubclass(spec.config_class, PreTrainedConfig)
+
+
+def describe(cls: Any) -> dict[str, Any]:
+    """One type's entry, without its name; empty parts are left out."""
+    instance = build(cls)
+    parts = {
+        "fields": _fields(cls, instance),
+        "renamed": {name: target for name, target in cls.attribute_map.items() if name in FIELDS},
+        "nested": dict(_nested(cls)),
+        "patterns": _patterns(cls) if instance is not None else {},
+        "by_kind": _by_kind(instance) if instance is not None else {},
+        "facts": {**_window_fact(cls), **(read_facts(cls) if instance is not None else {})},
+    }
+    return {name: part for name, part in parts.items() if part}
+
+
+def build(cls: Any, **kwargs: Any) -> Any:
+    """An instance, or None where the class refuses these arguments."""
+    try:
+        return cls(**kwargs)
+    except Exception:  # a third-party constructor may raise anything; a refused instance simply gives no data
+        return None
+
+
+def _fields(cls: Any, instance: Any) -> dict[str, Any]:
+    """Class defaults of the fields that are read; where the class computes one from nothing, what it computes."""
+    found: dict[str, Any] = {}
+    targets = {target for name, target in cls.attribute_map.items() if name in FIELDS}
+    for item in dataclasses.fields(cls):
+        if (item.name not in FIELDS and item.name not in targets) or item.name in _specs(cls):
+            continue
+        value = item.default
+        if value is dataclasses.MISSING:
+            value = item.default_factory() if item.default_factory is not dataclasses.MISSING else None
+        if value is None and item.name not in (*LISTS, *DERIVED):
+            value = _attribute(instance, item.name)
+        value = plain(value)
+        if value is not NotImplemented and not (value is None and item.name in ("architectures", "dtype")):
+            found[item.name] = value
+    return found
+
+
+def _attribute(instance: Any, name: str) -> Any:
+    try:
+        return getattr(instance, name, None)
+    except RuntimeError:
+        return None
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON keeps it; NotImplemented for what JSON cannot hold."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "to_dict"):
+        return {key: plain(item) for key, item in value.to_dict().items() if key in FIELDS}
+    return NotImplemented
+
+
+def _nested(cls: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The type of each sub-config; fixed where the class takes no other, whatever the file says."""
+    for name, spec in _specs(cls).items():
+        entry: dict[str, Any] = {"type": spec.model_type, "fixed": False}
+        if _is_class(spec):
+            entry = {"type": _type_name(spec.config_class, {}), "fixed": True}
+        given = {key: plain(value) for key, value in (spec.init_kwargs or {}).items() if key in FIELDS}
+        if given:
+            entry["given"] = given
+        if spec.optional:
+            entry["optional"] = True
+        yield name, entry
+
+
+def _patterns(cls: Any) -> dict[str, dict[str, list[Any]]]:
+    found = {}
+    instances = [made for count in LAYER_COUNTS if (made := build(cls, **{_layers_name(cls): count})) is not None]
+    for name in LISTS:
+        samples = [value for made in instances if (value := _per_layer_list(made, name)) is not None]
+        fitted = fit(samples) if len({len(sample) for sample in samples}) > 2 else None
+        if fitted is not None:
+            found[name] = {part: list(items) for part, items in dataclasses.asdict(fitted).items() if items}
+    return found
+
+
+def _layers_name(cls: Any) -> str:
+    return str(cls.attribute_map.get("num_hidden_layers", "num_hidden_layers"))
+
+
+def _per_layer_list(instance: Any, name: str) -> list[Any] | None:
+    """The list that a class fills in for its layers, also where it is spread over a heterogeneous config."""
+    try:
+        values = [getattr(instance, spelling, None) for spelling in SPELLINGS.get(name, (name,))]
+        value = next((one for one in values if isinstance(one, list)), None)
+    except RuntimeError:
+        value = [getattr(view, name) for view in instance.per_layer_config]
+    count = getattr(instance, "num_hidden_layers", None)
+    return value if isinstance(value, list) and len(value) == count else None
+
+
+def fit(samples: Iterable[list[Any]]) -> Pattern | None:
+    """The smallest pattern that gives every sample for its own length, or None."""
+    lists = [tuple(sample) for sample in samples]
+    longest = max(lists, key=len)
+    sizes = sorted(
+        ((head, cycle, tail) for head in range(5) for cycle in range(1, 13) for tail in range(3)), key=lambda size: (sum(size), size)
+    )
+    for head, cycle, tail in sizes:
+        if head + cycle + tail > len(longest):
+            continue
+        candidate = Pattern(
+            head=longest[:head], cycle=longest[head : head + cycle], tail=longest[len(longest) - tail :] if tail else ()
+        )
+        if all(candidate.expand(len(sample)) == sample for sample in lists):
+            return candidate
+    return None
+
+
+def _by_kind(instance: Any) -> dict[str, dict[str, Any]]:
+    """Per-layer values of a heterogeneous class, where all layers of one type agree."""
+    spec = getattr(instance, "_heterogeneity_spec", None)
+    types = getattr(instance, "layer_types", None)
+    if spec is None or types is None:
+        return {}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for index, kind in enumerate(types):
+        given = {key: value for key, value in spec.per_layer_overrides.get(index, {}).items() if key in FIELDS}
+        groups.setdefault(meaning(kind, "layer_types"), []).append(given)
+    return {kind: given[0] for kind, given in groups.items() if given[0] and all(one == given[0] for one in given)}
+
+
+def _window_fact(cls: Any) -> dict[str, Any]:
+    """How many tokens a class adds to `sliding_window_size` when it makes `sliding_window` of it."""
+    made = build(cls, sliding_window_size=100)
+    window = _attribute(made, "sliding_window")
+    return {"window_size_extra": window - 100} if isinstance(window, int) and window in (99, 101) else {}
+
+
+if __name__ == "__main__":
+    main()
