@@ -1,1 +1,108 @@
-"""One attention layer for a mixed fleet; see README.md."""
+"""One attention layer for a mixed fleet: plan anywhere, run on CUDA, ROCm, XPU and CPU."""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .common.attention import Attention as Attention
+    from .common.backend import Backend as Backend
+    from .common.batch import Batch as Batch
+    from .common.capabilities import Capabilities as Capabilities
+    from .common.device import Device as Device
+    from .common.device import detect as detect
+    from .common.errors import BackendError as BackendError
+    from .common.errors import BatchError as BatchError
+    from .common.errors import CapacityError as CapacityError
+    from .common.errors import LayoutError as LayoutError
+    from .common.errors import NoBackend as NoBackend
+    from .common.errors import NotBuiltError as NotBuiltError
+    from .common.kernels import IndexInputs as IndexInputs
+    from .common.kernels import KVCache as KVCache
+    from .common.kernels import PagedBatch as PagedBatch
+    from .common.kernels import Segment as Segment
+    from .common.limits import Limits as Limits
+    from .common.opened import kernels as kernels
+    from .common.parallel import Parallel as Parallel
+    from .common.plan import Plan as Plan
+    from .common.plan import installed as installed
+    from .common.plan import plan as plan
+    from .common.platform import Platform as Platform
+    from .common.reason import Reason as Reason
+    from .common.registry import register_backend as register_backend
+    from .common.registry import register_platform as register_platform
+    from .common.request import Request as Request
+    from .common.selection import Selection as Selection
+    from .common.selection import select as select
+    from .common.selection import supports_combination as supports_combination
+    from .common.software import Software as Software
+    from .common.step import StepMetadata as StepMetadata
+    from .config import ConfigError as ConfigError
+    from .config import HalError as HalError
+    from .config import read_shape as read_shape
+
+    Kernels = Backend
+
+__version__ = "0.1.0"
+
+# Each public name and where it lives; nothing is imported before it is used, so that planning never loads a tensor library.
+_HOMES = {
+    "Attention": "common.attention",
+    "Backend": "common.backend",
+    "Kernels": "common.backend",
+    "Batch": "common.batch",
+    "Capabilities": "common.capabilities",
+    "Device": "common.device",
+    "detect": "common.device",
+    "BackendError": "common.errors",
+    "BatchError": "common.errors",
+    "CapacityError": "common.errors",
+    "LayoutError": "common.errors",
+    "NoBackend": "common.errors",
+    "NotBuiltError": "common.errors",
+    "IndexInputs": "common.kernels",
+    "KVCache": "common.kernels",
+    "PagedBatch": "common.kernels",
+    "Segment": "common.kernels",
+    "Limits": "common.limits",
+    "kernels": "common.opened",
+    "Parallel": "common.parallel",
+    "Plan": "common.plan",
+    "installed": "common.plan",
+    "plan": "common.plan",
+    "Platform": "common.platform",
+    "Reason": "common.reason",
+    "register_backend": "common.registry",
+    "register_platform": "common.registry",
+    "Request": "common.request",
+    "Selection": "common.selection",
+    "select": "common.selection",
+    "supports_combination": "common.selection",
+    "Software": "common.software",
+    "StepMetadata": "common.step",
+    "ConfigError": "config",
+    "HalError": "config",
+    "read_shape": "config",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CheckpointError":
+        return import_module("hal.models").CheckpointError
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'hal' has no attribute {name!r}")
+    module = import_module(f"hal.{home}")
+    value = getattr(module, "Backend" if name == "Kernels" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -68,7 +68,7 @@ class Backend:
         return ()
 
     def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
-        """Write parts [tokens, *part] at slots int64 [tokens]; slot -1 writes nothing."""
+        """Write parts [tokens, *part] at slots int64 [tokens], a slot is page * block_size + offset; -1 writes nothing."""
         raise NotImplementedError
 
     def gather_cache(self, cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,8 @@ class Capabilities:
 
     families: layer families it serves. kv_layouts: per family, the preferred first. index_layouts: likewise for index keys.
     block_size_multiple: page sizes are multiples of it. rank: a lower one is chosen first on an arch, "*" for the rest.
-    masked_varlen: varlen_attention takes `selected`. compiled_launches: launches compile, so warm_up has a list.
+    masked_varlen: varlen_attention takes `selected`. arithmetic: the type it computes in, where wider than the request's.
+    compiled_launches: launches compile, so warm_up has a list.
     """
 
     families: frozenset[str]
@@ -42,4 +43,5 @@ class Capabilities:
     graphs: Graphs = "never"
     max_spec_tokens: int = 0
     masked_varlen: bool = False
+    arithmetic: Mapping[str, str] = field(default_factory=dict)
     compiled_launches: bool = False

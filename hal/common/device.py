@@ -11,7 +11,7 @@ from .registry import platforms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device that hal can plan for. torch_device is where tensors live, None where nothing can run; fp8 is its e4m3 encoding."""
+    """One device that hal can plan for. torch_device: where tensors live, None where nothing runs; fp8: its e4m3 encoding."""
 
     platform: str
     arch: str

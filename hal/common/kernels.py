@@ -100,9 +100,10 @@ class IndexerChunk:
 
 
 class IndexInputs(NamedTuple):
-    """What a layer's own indexer made of a step: q [tokens, index_heads, index_dim], k [tokens, index_dim], weights [tokens, index_heads].
+    """What a layer's own indexer made of a step: q [tokens, index_heads, index_dim], k [tokens, index_dim] and weights.
 
-    All scales are folded into weights, so that a score is sum_h weights_h * relu(q_h . k).
+    weights [tokens, index_heads] have all scales folded in: a score is
+    sum_h weights_h * relu(q_h . k).
     """
 
     q: torch.Tensor

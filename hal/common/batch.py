@@ -1,0 +1,104 @@
+"""What an engine says of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BatchError, NotBuiltError
+
+IntArray = npt.NDArray[np.int32]
+
+
+class Batch:
+    """One step of an engine: host lengths [requests] and block tables int32 [requests, pages], one or one per cache group.
+
+    seq_lens include the new tokens. A table column past a request's last page is never read. Any order of requests is
+    right; with decodes first nothing has to be moved. BatchError for lengths that contradict each other.
+    """
+
+    __slots__ = ("block_tables", "is_prefilling", "num_reqs_padded", "num_tokens_padded", "query_lens", "seq_lens")
+
+    def __init__(
+        self,
+        query_lens: Sequence[int] | npt.NDArray[Any],
+        seq_lens: Sequence[int] | npt.NDArray[Any],
+        block_tables: Any,
+        *,
+        num_tokens_padded: int | None = None,
+        num_reqs_padded: int | None = None,
+        is_prefilling: Sequence[bool] | None = None,
+    ) -> None:
+        self.query_lens = _host_ints("query_lens", query_lens)
+        self.seq_lens = _host_ints("seq_lens", seq_lens)
+        tables = block_tables if isinstance(block_tables, (tuple, list)) and _are_tables(block_tables) else (block_tables,)
+        self.block_tables = tuple(_host_table(table, self.num_reqs) for table in tables)
+        self.num_tokens_padded = num_tokens_padded
+        self.num_reqs_padded = num_reqs_padded
+        self.is_prefilling = None if is_prefilling is None else np.asarray(is_prefilling, dtype=bool)
+        self._check_lengths()
+
+    @property
+    def num_reqs(self) -> int:
+        """Requests in the step, those without a new token included."""
+        return len(self.query_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens in the step."""
+        return int(self.query_lens.sum())
+
+    def order(self, decode_len: int = 1) -> npt.NDArray[np.intp]:
+        """The permutation that puts decodes (at most decode_len new tokens, not prefilling) first, each part in its order."""
+        return np.argsort(~self.decodes(decode_len), kind="stable")
+
+    def decodes(self, decode_len: int = 1) -> npt.NDArray[np.bool_]:
+        """Which requests are decodes."""
+        short: npt.NDArray[np.bool_] = self.query_lens <= decode_len
+        return short if self.is_prefilling is None else short & ~self.is_prefilling
+
+    @classmethod
+    def from_device(cls, *_args: Any, **_kwargs: Any) -> Batch:
+        """Not written yet: NotBuiltError. Hand host lengths to Batch(...)."""
+        raise NotBuiltError("Batch.from_device is not written yet; build a Batch from host lengths and block tables")
+
+    def _check_lengths(self) -> None:
+        if len(self.seq_lens) != self.num_reqs:
+            raise BatchError(f"{self.num_reqs} query_lens and {len(self.seq_lens)} seq_lens; they must be as many")
+        if self.is_prefilling is not None and len(self.is_prefilling) != self.num_reqs:
+            raise BatchError(f"{self.num_reqs} requests and {len(self.is_prefilling)} is_prefilling flags")
+        if not self.num_reqs:
+            return
+        wrong = np.flatnonzero((self.query_lens < 0) | (self.seq_lens < self.query_lens))
+        if wrong.size:
+            i = int(wrong[0])
+            raise BatchError(
+                f"request {i} has query_len {self.query_lens[i]} and seq_len {self.seq_lens[i]}; "
+                "query_len must be at least 0 and seq_len, which includes the new tokens, at least query_len"
+            )
+
+
+def _are_tables(tables: Sequence[Any]) -> bool:
+    return bool(tables) and all(getattr(table, "ndim", None) == 2 for table in tables)
+
+
+def _host_ints(name: str, values: Any) -> IntArray:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise BatchError(f"{name} must be whole numbers in one dimension, got {array.dtype} with shape {list(array.shape)}")
+    return array.astype(np.int32, copy=False)
+
+
+def _host_table(table: Any, num_reqs: int) -> IntArray:
+    array = np.asarray(table)
+    if array.size == 0:
+        width = array.shape[1] if array.ndim == 2 else 0
+        array = np.zeros((num_reqs, width), np.int32) if array.ndim < 2 or array.shape[0] == num_reqs else array
+    if array.ndim != 2 or array.shape[0] != num_reqs or array.dtype.kind not in "iu":
+        raise BatchError(
+            f"a block table is {array.dtype} with shape {list(array.shape)}; expected whole numbers [{num_reqs}, pages]"
+        )
+    return array.astype(np.int32, copy=False)

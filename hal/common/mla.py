@@ -1,0 +1,234 @@
+"""MLA of one step: absorbed over the latent cache, or decompressed to heads, run by run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hal.config import LayerShape
+
+from .kernels import KVCache, PagedBatch, Segment
+from .parallel import Parallel
+from .step import ContextChunk, MLAKind, MLARun, Phase, StepMetadata
+from .topk import TopkState
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLAWeights:
+    """An MLA layer's up-projections of this rank's heads: w_uk [heads, nope, lora], w_uv [heads, v, lora]."""
+
+    w_uk: torch.Tensor
+    w_uv: torch.Tensor
+
+
+def attend_mla(
+    layer: LayerShape,
+    kernels: Any,
+    cache: KVCache,
+    group: int,
+    weights: MLAWeights | None,
+    inputs: Inputs,
+    metadata: StepMetadata,
+    choice: TopkState | None,
+    sink: torch.Tensor | None,
+    out: torch.Tensor,
+    parallel: Parallel,
+) -> None:
+    """Write out [tokens, heads, v_head_dim] for inputs (q_nope, q_rope, latent, k_rope), all in the engine's order.
+
+    weights None: q_nope is absorbed already, and out is [tokens, heads, lora].
+    """
+    order = metadata.token_order
+    ordered = inputs if order is None else tuple(tensor.index_select(0, order) for tensor in inputs)
+    call = _Call(
+        layer=layer, kernels=kernels, cache=cache, group=group, weights=weights, choice=choice, sink=sink, parallel=parallel
+    )
+    for phase in metadata.phases:
+        tokens = phase.tokens
+        target = out[tokens] if order is None else out.new_empty((tokens.stop - tokens.start, *out.shape[1:]))
+        piece = tuple(tensor[tokens] for tensor in ordered)
+        runs = phase.runs.get(_kind(layer), ()) if weights is not None else ()
+        if not runs:
+            call.attend_absorbed(phase, slice(0, tokens.stop - tokens.start), phase.batches[group], piece, target)
+        for run in runs:
+            call.attend_run(phase, run, piece, target)
+        if order is not None:
+            out.index_copy_(0, order[tokens], target)
+
+
+def _kind(layer: LayerShape) -> MLAKind:
+    return MLAKind(mla=_mla(layer), topk=layer.indexer.topk if layer.indexer is not None else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What stays the same over the runs of one layer's call."""
+
+    layer: LayerShape
+    kernels: Any
+    cache: KVCache
+    group: int
+    weights: MLAWeights | None
+    choice: TopkState | None
+    sink: torch.Tensor | None
+    parallel: Parallel
+
+    def attend_run(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        if run.form == "absorbed":
+            table = phase.batches[self.group]
+            batch = PagedBatch(
+                run.q_start_loc,
+                table.seq_lens[run.requests],
+                table.block_table[run.requests],
+                run.max_query_len,
+                run.max_seq_len,
+            )
+            self.attend_absorbed(phase, run.tokens, batch, inputs, out)
+        else:
+            self._attend_decompressed(phase, run, inputs, out)
+
+    def attend_absorbed(
+        self, phase: Phase, tokens: slice, batch: PagedBatch, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> None:
+        """Every head attends to the latent rows themselves: queries through w_uk before, results through w_uv after."""
+        mla = _mla(self.layer)
+        q_nope, q_rope = inputs[0][tokens], inputs[1][tokens]
+        latent_q = q_nope if self.weights is None else _project(q_nope, self.weights.w_uk)
+        q = torch.cat([latent_q, q_rope.to(latent_q.dtype)], dim=-1)
+        need_lse = self.sink is not None
+        scale = self.layer.softmax_scale
+        if self.choice is None:
+            result, lse = self.kernels("paged_attention", phase.name)(
+                q, self.cache, batch, softmax_scale=scale, window=self.layer.window, need_lse=need_lse
+            )
+        else:
+            rows, valid = self.choice.rows(self.layer, self.kernels, self.cache, self.group, phase, self.parallel)
+            result, lse = self.kernels("sparse_mla", phase.name)(
+                q,
+                (Segment(self.cache, rows[tokens], valid[tokens]),),
+                kv_lora_rank=mla.kv_lora_rank,
+                softmax_scale=scale,
+                need_lse=need_lse,
+            )
+        if self.sink is not None:
+            result = self.kernels("apply_sink")(result, lse, self.sink)
+        out[tokens] = result if self.weights is None else _project(result, self.weights.w_uv.transpose(1, 2))
+
+    def _attend_decompressed(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        """Keys and values are made per head from the latents: the new tokens' from the inputs, earlier ones' from the cache."""
+        q_nope, q_rope, latent, k_rope = (tensor[run.tokens] for tensor in inputs)
+        weights = self.weights
+        if weights is None:
+            raise TypeError("a decompressed run needs the up-projections")
+        q = torch.cat([q_nope, q_rope], dim=-1).to(weights.w_uk.dtype)
+        selected = None
+        if self.choice is not None and run.max_seq_len > _topk(self.layer):
+            selected = self.choice.ids(self.layer, phase)[run.tokens]
+        need_lse = self.sink is not None or bool(run.context)
+        keys, values = _expand(latent, k_rope, weights)
+        result, lse = self._attend_keys(q, keys, values, run, selected, need_lse)
+        for chunk in run.context:
+            result, lse = self._merge_chunk(phase, run, chunk, q, selected, result, lse)
+        if self.sink is not None:
+            result = self.kernels("apply_sink")(result, lse, self.sink)
+        out[run.tokens] = result
+
+    def _attend_keys(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        run: MLARun,
+        selected: torch.Tensor | None,
+        need_lse: bool,
+    ) -> Any:
+        return self.kernels("varlen_attention", "prefill")(
+            q,
+            keys,
+            values,
+            run.q_start_loc,
+            run.q_start_loc,
+            run.max_query_len,
+            run.max_query_len,
+            softmax_scale=self.layer.softmax_scale,
+            causal=True,
+            need_lse=need_lse,
+            selected=selected,
+            first_key=run.context_lens if selected is not None else None,
+        )
+
+    def _merge_chunk(
+        self,
+        phase: Phase,
+        run: MLARun,
+        chunk: ContextChunk,
+        q: torch.Tensor,
+        selected: torch.Tensor | None,
+        result: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = self.weights
+        if weights is None:
+            raise TypeError("a decompressed run needs the up-projections")
+        rows = _context_rows(phase.batches[self.group], run, chunk, self.cache)
+        latent, k_rope = self.kernels("gather_cache")(self.cache, rows)
+        keys, values = _expand(latent, k_rope, weights)
+        part, part_lse = self.kernels("varlen_attention", "prefill")(
+            q[chunk.tokens],
+            keys,
+            values,
+            chunk.q_start_loc,
+            chunk.k_start_loc,
+            chunk.max_query_len,
+            chunk.num_keys,
+            softmax_scale=self.layer.softmax_scale,
+            causal=False,
+            need_lse=True,
+            selected=None if selected is None else selected[chunk.tokens],
+            first_key=chunk.first_key if selected is not None else None,
+        )
+        merged, merged_lse = self.kernels("merge_states")(result[chunk.tokens], lse[chunk.tokens], part, part_lse)
+        result[chunk.tokens], lse[chunk.tokens] = merged, merged_lse
+        return result, lse
+
+
+def _context_rows(batch: PagedBatch, run: MLARun, chunk: ContextChunk, cache: KVCache) -> torch.Tensor:
+    """The cache rows of a chunk's pieces, end to end, int32; no value leaves the device."""
+    size = cache.block_size
+    rows = []
+    for piece in chunk.pieces:
+        first_page = piece.start // size
+        pages = batch.block_table[run.requests.start + piece.request, first_page : -(-piece.stop // size)]
+        offsets = torch.arange(size, device=pages.device, dtype=torch.int32)
+        flat = (pages[:, None] * cache.page_stride + offsets[None, :]).reshape(-1)
+        rows.append(flat[piece.start - first_page * size : piece.stop - first_page * size])
+    return torch.cat(rows)
+
+
+def _expand(latent: torch.Tensor, k_rope: torch.Tensor, weights: MLAWeights) -> tuple[torch.Tensor, torch.Tensor]:
+    """K [keys, heads, nope + rope] and V [keys, heads, v] of latents [keys, lora], head-major in memory."""
+    dtype = weights.w_uk.dtype
+    heads, nope, _ = weights.w_uk.shape
+    source = latent.to(dtype).expand(heads, *latent.shape)
+    keys = source.new_empty(heads, latent.shape[0], nope + k_rope.shape[1])
+    torch.bmm(source, weights.w_uk.transpose(1, 2), out=keys[..., :nope])
+    keys[..., nope:] = k_rope.to(dtype)
+    values = torch.bmm(source, weights.w_uv.transpose(1, 2))
+    return keys.transpose(0, 1), values.transpose(0, 1)
+
+
+def _project(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [tokens, heads, in] through weight [heads, in, out], head by head: [tokens, heads, out]."""
+    return torch.bmm(x.to(weight.dtype).transpose(0, 1), weight).transpose(0, 1)
+
+
+def _mla(layer: LayerShape) -> Any:
+    return layer.mla
+
+
+def _topk(layer: LayerShape) -> int:
+    return layer.indexer.topk if layer.indexer is not None else 0

@@ -1,0 +1,28 @@
+"""A backend's calls, bound to a device."""
+
+from __future__ import annotations
+
+from .backend import Backend
+from .device import Device, detect
+from .errors import BackendError
+from .registry import find_backend
+
+
+def kernels(name: str, device: Device | None = None) -> Backend:
+    """The calls of a backend by name, on a device (this machine's first of its platform by default).
+
+    ValueError for an unknown name; BackendError where its calls are not written or no such device is here.
+    """
+    cls = find_backend(name)
+    if cls.capabilities is None:
+        raise BackendError(f"the calls of {name} are not written yet")
+    if device is None:
+        device = next((found for found in detect() if found.platform == cls.platform), None)
+    if device is None or device.torch_device is None:
+        raise BackendError(
+            f"{name} runs on {cls.platform} devices and none is here; pass Device.from_arch(..., torch_device='cpu') to run "
+            "it on CPU tensors"
+        )
+    if device.platform != cls.platform:
+        raise BackendError(f"{name} runs on {cls.platform} devices, not on {device.target}")
+    return cls(device)

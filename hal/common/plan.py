@@ -1,0 +1,285 @@
+"""Everything an engine must know before it allocates: who serves each layer, the caches, the buffers, the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hal.config import LayerShape, ModelShape
+from hal.config.dtypes import dtype_name
+
+from .device import Device, detect
+from .errors import NotBuiltError
+from .layouts import Layout, block_table_width, layer_index_layout, layer_layout
+from .limits import Limits
+from .parallel import Parallel
+from .registry import backends, find_backend
+from .request import Graphs, Request
+from .selection import Selection, select
+from .software import Software, find_versions
+from .workspace import Buffer, plan_buffers
+
+if TYPE_CHECKING:
+    import torch
+
+    from .attention import Attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """One cache tensor an engine must provide: [pages, block_size, layout.width] in layout.dtype, zero-filled.
+
+    part is "kv" or "index"; key is what plan.bind takes it under: the layer id, or (layer id, "index").
+    """
+
+    layer_id: int
+    part: str
+    group: int
+    layout: Layout
+    block_size: int
+
+    @property
+    def key(self) -> int | tuple[int, str]:
+        """The tensor's name in plan.bind."""
+        return self.layer_id if self.part == "kv" else (self.layer_id, self.part)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page."""
+        return self.layout.page_bytes(self.block_size)
+
+    def shape(self, num_blocks: int) -> tuple[int, int, int]:
+        """The tensor's shape with that many pages."""
+        return num_blocks, self.block_size, self.layout.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheGroup:
+    """Layers whose pages have one size and one lifetime, so that one block table serves them all."""
+
+    group_id: int
+    part: str
+    layer_ids: tuple[int, ...]
+    layout: Layout
+    block_size: int
+    window: int | None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token over the group's layers."""
+        return self.layout.bytes_per_token * len(self.layer_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A model on a device, decided and measured; open() or bind() runs it."""
+
+    shape: ModelShape
+    device: Device
+    limits: Limits
+    parallel: Parallel
+    dtype: str
+    block_size: int
+    num_spec_tokens: int
+    need_lse: bool
+    selections: tuple[Selection | None, ...]
+    groups: tuple[CacheGroup, ...]
+    buffers: tuple[Buffer, ...]
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """One spec per cache tensor, by layer."""
+        specs = [
+            CacheSpec(layer_id=layer_id, part=group.part, group=group.group_id, layout=group.layout, block_size=group.block_size)
+            for group in self.groups
+            for layer_id in group.layer_ids
+        ]
+        return tuple(sorted(specs, key=lambda spec: (spec.layer_id, spec.part != "kv")))
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in all caches of one rank, index keys included."""
+        return sum(group.bytes_per_token for group in self.groups)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        return sum(spec.page_bytes for spec in self.cache_specs())
+
+    @property
+    def block_table_width(self) -> int:
+        """Columns of the block tables that the metadata keeps."""
+        return block_table_width(self.limits.max_model_len, self.block_size, self.parallel.dcp)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of every buffer beside the caches."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def max_tokens(self, memory_bytes: int) -> int:
+        """Tokens whose KV fits in some memory beside the workspace, in whole pages."""
+        room = memory_bytes - self.workspace_bytes
+        if not self.page_bytes:
+            return 0
+        return max(0, room // self.page_bytes) * self.block_size
+
+    def default_num_blocks(self) -> int:
+        """Pages for max_num_seqs requests of max_model_len each."""
+        pages = -(-self.limits.max_model_len // self.block_size)
+        return pages * self.limits.max_num_seqs
+
+    def warmup_keys(self) -> tuple[object, ...]:
+        """Keys of every launch that compiles; empty for backends whose launches do not."""
+        names = {name for selection in self.selections if selection for name in selection.providers.values()}
+        compiled = [name for name in sorted(names) if _compiles(name)]
+        if compiled:
+            raise NotBuiltError(f"{', '.join(compiled)} declare compiled launches and their warmup keys are not written yet")
+        return ()
+
+    def explain(self) -> str:
+        """The plan in a few lines for people."""
+        from .explain import explain_plan
+
+        return explain_plan(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-ready data, the same in every run."""
+        return {
+            "model_type": self.shape.model_type,
+            "device": self.device.target,
+            "dtype": self.dtype,
+            "limits": asdict(self.limits),
+            "parallel": asdict(self.parallel),
+            "block_size": self.block_size,
+            "bytes_per_token": self.bytes_per_token,
+            "page_bytes": self.page_bytes,
+            "workspace_bytes": self.workspace_bytes,
+            "groups": [asdict(group) for group in self.groups],
+            "buffers": [{**asdict(buffer), "nbytes": buffer.nbytes} for buffer in self.buffers],
+            "layers": [_selection_dict(selection) for selection in self.selections],
+        }
+
+    def open(self, num_blocks: int | None = None, group: Any = None) -> Attention:
+        """An Attention on caches of hal's own, zero-filled, of num_blocks pages (default_num_blocks by default).
+
+        CapacityError, before anything is allocated, where they do not fit in the device's memory.
+        """
+        from .attention import open_attention
+
+        return open_attention(self, num_blocks, group)
+
+    def bind(self, caches: Mapping[int | tuple[int, str], torch.Tensor], group: Any = None) -> Attention:
+        """An Attention on the engine's own tensors, keyed and shaped as cache_specs() says; LayoutError where one is not."""
+        from .attention import bind_attention
+
+        return bind_attention(self, caches, group)
+
+
+def plan(
+    shape: ModelShape,
+    device: Device | str | None = None,
+    *,
+    limits: Limits | None = None,
+    parallel: Parallel | None = None,
+    dtype: object = None,
+    kv_layout: str = "auto",
+    backend: str | None = None,
+    software: Software | None = None,
+    graphs: Graphs = "never",
+    num_spec_tokens: int = 0,
+    need_lse: bool = False,
+) -> Plan:
+    """The plan of a model on a device: this machine's best one by default.
+
+    dtype is the model's unless given. software None takes what is installed for a present device, and every library for
+    another. NoBackend where a layer cannot be served; no tensor is made.
+    """
+    device = _resolve_device(device)
+    limits = limits or _default_limits(shape)
+    parallel = parallel or Parallel()
+    dtype = dtype_name(dtype or shape.dtype or "bfloat16")
+    if software is None and device.present:
+        software = installed()
+    selections: list[Selection | None] = []
+    block_size = limits.block_size
+    for layer in shape.layers:
+        if layer.kind in ("none", "cross"):
+            selections.append(None)
+            continue
+        request = Request(layer, device, dtype, kv_layout, block_size, parallel, software, graphs, num_spec_tokens, need_lse)
+        selection = select(request, backend)
+        # One page size for all layers: the first layer's backend decides it, and the others are asked whether they agree.
+        block_size = selection.block_size
+        selections.append(selection)
+    block_size = block_size or 16
+    groups = _group_layers(shape.layers, selections, dtype, parallel, block_size)
+    return Plan(
+        shape=shape,
+        device=device,
+        limits=limits,
+        parallel=parallel,
+        dtype=dtype,
+        block_size=block_size,
+        num_spec_tokens=num_spec_tokens,
+        need_lse=need_lse,
+        selections=tuple(selections),
+        groups=groups,
+        buffers=plan_buffers(shape, limits, parallel, dtype, block_size, len(groups)),
+    )
+
+
+def installed() -> Software:
+    """The vendor libraries of this machine that any registered backend can use, from distribution metadata alone."""
+    return find_versions(library for cls in backends().values() for library in cls.libraries)
+
+
+def _resolve_device(device: Device | str | None) -> Device:
+    if device is None:
+        return detect()[0]
+    return Device.from_arch(device) if isinstance(device, str) else device
+
+
+def _default_limits(shape: ModelShape) -> Limits:
+    longest = min(shape.max_position_embeddings or 4096, 8192)
+    return Limits(max_model_len=longest, max_num_seqs=8, max_num_batched_tokens=2048)
+
+
+def _group_layers(
+    layers: tuple[LayerShape, ...],
+    selections: list[Selection | None],
+    dtype: str,
+    parallel: Parallel,
+    block_size: int,
+) -> tuple[CacheGroup, ...]:
+    members: dict[tuple[str, Layout, int | None], list[int]] = {}
+    for layer, selection in zip(layers, selections, strict=True):
+        if selection is None:
+            continue
+        if layer.owns_kv:
+            layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp)
+            members.setdefault(("kv", layout, layer.window), []).append(layer.layer_id)
+        if layer.indexer is not None and layer.indexer.owns:
+            members.setdefault(("index", layer_index_layout(layer, dtype), layer.window), []).append(layer.layer_id)
+    ordered = sorted(members.items(), key=lambda item: (item[0][0] != "kv", item[1][0]))
+    return tuple(
+        CacheGroup(group_id=i, part=part, layer_ids=tuple(ids), layout=layout, block_size=block_size, window=window)
+        for i, ((part, layout, window), ids) in enumerate(ordered)
+    )
+
+
+def _compiles(name: str) -> bool:
+    capabilities = find_backend(name).capabilities
+    return capabilities is not None and capabilities.compiled_launches
+
+
+def _selection_dict(selection: Selection | None) -> dict[str, Any] | None:
+    if selection is None:
+        return None
+    return {
+        "backend": selection.backend,
+        "providers": dict(selection.providers),
+        "kv_layout": selection.kv_layout,
+        "index_layout": selection.index_layout,
+        "source": selection.source,
+        "rejected": {name: [asdict(reason) for reason in reasons] for name, reasons in selection.rejected.items()},
+    }

@@ -1,0 +1,123 @@
+"""What stands between a backend and a request: declared capabilities compared with the combination, as reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .backend import Backend
+from .capabilities import Capabilities
+from .reason import Reason, order_reasons
+from .request import GRAPH_LEVELS, Request
+from .software import version_tuple
+
+
+def explain_refusal(backend: type[Backend], request: Request) -> tuple[Reason, ...]:
+    """Every reason why a backend cannot serve a request, the environment's first; empty when it can."""
+    return order_reasons(_reasons(backend, request))
+
+
+def _reasons(backend: type[Backend], request: Request) -> Iterator[Reason]:
+    device, capabilities = request.device, backend.capabilities
+    if backend.platform != device.platform:
+        # Nothing else about another platform's backend is worth a reader's time.
+        yield Reason("platform", device.target, backend.platform)
+        return
+    if capabilities is None:
+        yield Reason("not_built", backend.name, "a backend whose calls are written")
+        return
+    if capabilities.archs and device.arch not in capabilities.archs:
+        yield Reason("arch", device.arch, capabilities.archs)
+    yield from _library_reasons(backend, request)
+    yield from _kind_reasons(capabilities, request)
+    yield from _width_reasons(capabilities, request)
+    yield from _mask_reasons(capabilities, request)
+    yield from _mode_reasons(capabilities, request)
+    yield from backend.explain_refusal(request)
+
+
+def _library_reasons(backend: type[Backend], request: Request) -> Iterator[Reason]:
+    software = request.software
+    if software is None:
+        return
+    for library in backend.libraries:
+        version = software.version(library.name)
+        failure = software.failure(library.name)
+        if version is None:
+            yield Reason("library_absent", "nothing", library.name)
+        elif failure is not None:
+            yield Reason("library_broken", failure, library.name)
+        elif library.minimum and version_tuple(version) < version_tuple(library.minimum):
+            yield Reason("library_version", version, f"{library.name} {library.minimum} or later")
+
+
+def _kind_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
+    family = request.family
+    if family == "compressed" and family not in capabilities.families:
+        yield Reason("compressed", f"ratio {request.layer.compress_ratio}", "uncompressed layers")
+        return
+    if family not in capabilities.families:
+        yield Reason("kind", family, capabilities.families)
+        return
+    if request.dtype not in capabilities.dtypes:
+        yield Reason("dtype", request.dtype, capabilities.dtypes)
+    layouts = capabilities.kv_layouts.get(family, ())
+    if request.kv_layout not in ("auto", *layouts):
+        yield Reason("kv_layout", request.kv_layout, layouts)
+    multiple = capabilities.block_size_multiple
+    if request.block_size is not None and request.block_size % multiple:
+        yield Reason("block_size", request.block_size, f"multiples of {multiple}")
+
+
+def _width_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
+    layer = request.layer
+    if capabilities.head_dims and layer.head_dim not in capabilities.head_dims:
+        yield Reason("head_dim", layer.head_dim, capabilities.head_dims)
+    if capabilities.v_head_dims and layer.v_head_dim not in capabilities.v_head_dims:
+        yield Reason("v_head_dim", layer.v_head_dim, capabilities.v_head_dims)
+    tp = request.parallel.tp
+    if layer.num_heads % tp:
+        yield Reason("heads", f"{layer.num_heads} over {tp} ranks", "a tp that divides the query heads")
+    elif capabilities.max_heads is not None and request.heads_on_rank > capabilities.max_heads:
+        yield Reason("heads", request.heads_on_rank, f"at most {capabilities.max_heads}")
+    kv_heads = layer.num_kv_heads
+    if layer.kind == "attention" and kv_heads and kv_heads % tp and tp % kv_heads:
+        yield Reason("heads", f"{kv_heads} KV heads over {tp} ranks", "a tp that divides them or is a multiple")
+    indexer = layer.indexer
+    if indexer is None:
+        return
+    if indexer.width % capabilities.topk_multiple:
+        yield Reason("topk_width", indexer.width, f"a multiple of {capabilities.topk_multiple}")
+    if indexer.pool > capabilities.max_index_pool:
+        yield Reason("topk_width", f"{indexer.width} over keys pooled by {indexer.pool}", "one index key per token")
+
+
+def _mask_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
+    layer = request.layer
+    if layer.window is not None and not capabilities.window:
+        yield Reason("window", layer.window, "full attention only")
+    if layer.chunk is not None and not capabilities.chunk:
+        yield Reason("chunk", layer.chunk, "unchunked attention only")
+    if layer.softcap is not None and not capabilities.softcap:
+        yield Reason("softcap", layer.softcap, "no softcap")
+    if layer.sink and not capabilities.sink:
+        yield Reason("sink", "the layer has them", "layers without sinks")
+    if not layer.causal and not capabilities.non_causal:
+        yield Reason("causal", False, "causal layers only")
+    if layer.position_bias is not None and layer.position_bias not in capabilities.position_biases:
+        yield Reason("position_bias", layer.position_bias, capabilities.position_biases or "layers without one")
+
+
+def _mode_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
+    dcp = request.parallel.dcp
+    if dcp > 1 and not capabilities.dcp:
+        yield Reason("dcp", dcp, "one rank")
+    elif request.block_size is not None and request.block_size % request.parallel.interleave:
+        yield Reason("block_size", request.block_size, f"multiples of the interleave {request.parallel.interleave}")
+    if request.need_lse and not capabilities.lse:
+        yield Reason("lse", "needed", "no LSE")
+    if request.deterministic and not capabilities.deterministic:
+        yield Reason("deterministic", "not deterministic", "deterministic")
+    if GRAPH_LEVELS.index(request.graphs) > GRAPH_LEVELS.index(capabilities.graphs):
+        yield Reason("graphs", request.graphs, capabilities.graphs)
+    if request.num_spec_tokens > capabilities.max_spec_tokens:
+        yield Reason("spec_decode", request.num_spec_tokens, f"at most {capabilities.max_spec_tokens}")

@@ -1,0 +1,151 @@
+"""Who serves a request, and why the others do not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .backend import CALLS_BY_FAMILY, PHASED_CALLS, Backend
+from .capabilities import Capabilities
+from .environment import read_variable, warn_of_unknown_variables
+from .errors import NoBackend
+from .reason import Reason
+from .refusal import explain_refusal
+from .registry import backends, find_backend
+from .request import Request
+
+_logger = logging.getLogger(__name__)
+_UNRANKED = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """One layer's answer. providers maps each call ("write_cache", "sparse_mla.decode") to the backend that serves it.
+
+    rejected has every other backend's reasons; a supported one that ranks lower is absent from it. source says who chose.
+    """
+
+    backend: str
+    providers: Mapping[str, str]
+    kv_layout: str
+    index_layout: str | None
+    block_size: int
+    rejected: Mapping[str, tuple[Reason, ...]]
+    source: str
+
+
+def supports_combination(request: Request) -> dict[str, tuple[Reason, ...]]:
+    """Every registered backend's reasons against a request; an empty tuple means that it serves it."""
+    return {name: explain_refusal(cls, request) for name, cls in backends().items()}
+
+
+def select(request: Request, backend: str | None = None) -> Selection:
+    """The backend and the provider of each call; an explicit choice (argument, then HAL_BACKEND) is binding.
+
+    NoBackend carries every backend's reasons; ValueError for a backend name that is not registered.
+    """
+    warn_of_unknown_variables()
+    verdicts = supports_combination(request)
+    source = "argument"
+    if backend is None:
+        backend = read_variable("HAL_BACKEND")
+        source = "HAL_BACKEND" if backend is not None else "auto"
+    if backend is None:
+        ranked = [cls for cls in _rank(request) if not verdicts[cls.name]]
+        if not ranked:
+            raise NoBackend(_describe_refusal(request, verdicts), verdicts)
+        chosen = ranked[0]
+    else:
+        chosen = find_backend(backend)
+        if verdicts[backend]:
+            raise NoBackend(_describe_choice(request, backend, source, verdicts), verdicts)
+    selection = _make_selection(request, chosen, verdicts, source)
+    _logger.debug("%s: %s (%s)", request.describe(), selection.backend, source)
+    return selection
+
+
+def _rank(request: Request) -> list[type[Backend]]:
+    """The platform's own backends, the best for this arch first; names break ties so that the order never varies."""
+
+    def key(cls: type[Backend]) -> tuple[int, str]:
+        declared: Mapping[str, int] = cls.capabilities.rank if cls.capabilities is not None else {}
+        return declared.get(request.device.arch, declared.get("*", _UNRANKED)), cls.name
+
+    return sorted((cls for cls in backends().values() if cls.platform == request.device.platform), key=key)
+
+
+def _make_selection(
+    request: Request, chosen: type[Backend], verdicts: Mapping[str, tuple[Reason, ...]], source: str
+) -> Selection:
+    capabilities = _declared(chosen)
+    layouts = capabilities.kv_layouts[request.family]
+    block_size = request.block_size or _default_block_size(capabilities, request)
+    able = [chosen, *(cls for cls in _rank(request) if cls is not chosen and not verdicts[cls.name])]
+    owns_index = request.layer.indexer is not None and request.layer.indexer.owns
+    return Selection(
+        backend=chosen.name,
+        providers={call: _provider(call, able) for call in _calls(request)},
+        kv_layout=layouts[0] if request.kv_layout == "auto" else request.kv_layout,
+        index_layout=capabilities.index_layouts[0] if owns_index else None,
+        block_size=block_size,
+        rejected={name: reasons for name, reasons in verdicts.items() if reasons},
+        source=source,
+    )
+
+
+def _declared(cls: type[Backend]) -> Capabilities:
+    if cls.capabilities is None:
+        raise TypeError(f"{cls.name} declares no capabilities, so it cannot have been chosen")
+    return cls.capabilities
+
+
+def _default_block_size(capabilities: Capabilities, request: Request) -> int:
+    interleave = request.parallel.interleave
+    size = capabilities.default_block_size
+    return -(-size // interleave) * interleave
+
+
+def _calls(request: Request) -> tuple[str, ...]:
+    calls: list[str] = []
+    for call in CALLS_BY_FAMILY[request.family]:
+        calls += [f"{call}.decode", f"{call}.prefill"] if call in PHASED_CALLS else [call]
+    if request.layer.sink:
+        calls.append("apply_sink")
+    return tuple(calls)
+
+
+def _provider(call: str, able: list[type[Backend]]) -> str:
+    name = call.partition(".")[0]
+    owners = [cls for cls in able if cls.provides is None or name in cls.provides]
+    return (owners or able)[0].name
+
+
+def _describe_refusal(request: Request, verdicts: Mapping[str, tuple[Reason, ...]]) -> str:
+    return f"no backend serves {request.describe()}:\n" + describe_reasons(request, verdicts)
+
+
+def _describe_choice(request: Request, backend: str, source: str, verdicts: Mapping[str, tuple[Reason, ...]]) -> str:
+    able = [name for name, reasons in verdicts.items() if not reasons]
+    reasons = "; ".join(str(reason) for reason in verdicts[backend])
+    instead = f"these do: {', '.join(able)}" if able else "no other backend does either"
+    return f"{backend} (chosen by {source}) cannot serve {request.describe()}: {reasons}. Of the registered backends {instead}"
+
+
+def describe_reasons(request: Request, verdicts: Mapping[str, tuple[Reason, ...]]) -> str:
+    """The reasons as lines for people: environment-wide causes once, then each backend's own."""
+    own = {cls.name for cls in backends().values() if cls.platform == request.device.platform}
+    shared: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for name in sorted(own):
+        for reason in verdicts[name]:
+            if reason.is_environmental:
+                text = str(reason).replace(name, "the backend")
+                shared.setdefault(text, []).append(name)
+    lines += [f"  {', '.join(names)}: {text}" for text, names in shared.items()]
+    for name in sorted(own):
+        lines += [f"  {name}: {reason}" for reason in verdicts[name] if not reason.is_environmental]
+    others = len(verdicts) - len(own)
+    if others:
+        lines.append(f"  {others} backends of other platforms do not run on {request.device.target}")
+    return "\n".join(lines) if lines else "  no backend is registered"

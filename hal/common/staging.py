@@ -1,0 +1,42 @@
+"""Named arrays in one block of host memory and one of device memory, copied at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_ALIGNMENT = 64
+
+
+class Staging:
+    """Persistent arrays: .host[name] is a numpy view to fill, .device[name] the tensor that has it after upload().
+
+    On the CPU both are the same memory and nothing is copied. Arrays keep their addresses for life. Regions are uploaded
+    in the order given, up to the last one in use, so the large ones belong last.
+    """
+
+    def __init__(self, regions: Mapping[str, tuple[tuple[int, ...], str]], device: str) -> None:
+        offsets, end = {}, 0
+        for name, (shape, dtype) in regions.items():
+            offsets[name] = end
+            end += -(-prod(shape) * np.dtype(dtype).itemsize // _ALIGNMENT) * _ALIGNMENT
+        on_cpu = torch.device(device).type == "cpu"
+        memory = torch.zeros(max(end, 1), dtype=torch.uint8, pin_memory=not on_cpu)
+        self._host_memory = memory
+        self._device_memory = memory if on_cpu else memory.to(device)
+        self.host: dict[str, npt.NDArray[Any]] = {}
+        self.device: dict[str, torch.Tensor] = {}
+        for name, (shape, dtype) in regions.items():
+            span = slice(offsets[name], offsets[name] + prod(shape) * np.dtype(dtype).itemsize)
+            self.host[name] = memory.numpy()[span].view(dtype).reshape(shape)
+            self.device[name] = self._device_memory[span].view(getattr(torch, dtype)).view(shape)
+
+    def upload(self) -> None:
+        """Make the device see what the host arrays hold: at most one copy, and no wait for it."""
+        if self._device_memory is not self._host_memory:
+            self._device_memory.copy_(self._host_memory, non_blocking=True)

@@ -1,0 +1,144 @@
+"""What one step's metadata holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hal.config import MLAShape
+
+from .chunks import ContextPiece
+from .cost import MLAForm
+from .kernels import IndexerChunk, PagedBatch
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLAKind:
+    """What the form of an MLA layer depends on; layers that share it share their runs."""
+
+    mla: MLAShape
+    topk: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextChunk:
+    """Context gathered at once for a run: its pieces, the run's tokens that attend to it, where queries and keys start.
+
+    requests and tokens count from the run's first. first_key: int32 [requests], the position of a request's first key here.
+    """
+
+    pieces: tuple[ContextPiece, ...]
+    tokens: slice
+    q_start_loc: torch.Tensor
+    k_start_loc: torch.Tensor
+    first_key: torch.Tensor
+    max_query_len: int
+    num_keys: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLARun:
+    """Consecutive requests of a phase whose new tokens take the same form of MLA; slices count from the phase's first.
+
+    context: what the decompressed form gathers of earlier steps; context_lens: int32 [requests].
+    """
+
+    form: MLAForm
+    requests: slice
+    tokens: slice
+    q_start_loc: torch.Tensor
+    context_lens: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+    context: tuple[ContextChunk, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """The decodes or the prefills of a step, in execution order; slices count from the step's first.
+
+    name: "decode" or "prefill". batches: one PagedBatch per cache group. req_id: int32 [tokens], counted within the phase.
+    key_bounds: int32 [tokens], how many keys each token may see. chunks: by top-k, what to score together. runs: by kind, for MLA layers.
+    """
+
+    name: str
+    requests: slice
+    tokens: slice
+    batches: tuple[PagedBatch, ...]
+    req_id: torch.Tensor
+    key_bounds: torch.Tensor
+    max_seq_len: int
+    chunks: Mapping[int, tuple[IndexerChunk, ...]]
+    runs: Mapping[MLAKind, tuple[MLARun, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStep:
+    """One cache group's view of a step, in the engine's order: its paged batch and where the new tokens are written."""
+
+    batch: PagedBatch
+    slot_mapping: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetadata:
+    """One step, ready for every layer. Tensors are the builder's persistent buffers: the next build() overwrites them.
+
+    In the engine's order: query_start_loc int32 [requests + 1], seq_lens int32 [requests], positions int64 [tokens],
+    req_id_per_token int32 [tokens], groups. In execution order, decodes first: decode and prefill. token_order: int64
+    [tokens], the engine's index of each executed token, None where the orders agree.
+    """
+
+    step_id: int
+    num_reqs: int
+    num_tokens: int
+    num_tokens_padded: int
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    positions: torch.Tensor
+    req_id_per_token: torch.Tensor
+    groups: tuple[GroupStep, ...]
+    token_order: torch.Tensor | None
+    decode: Phase | None
+    prefill: Phase | None
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """int64 [tokens]: where the first cache group writes each new token; -1 writes nothing."""
+        return self.groups[0].slot_mapping
+
+    @property
+    def block_table(self) -> torch.Tensor:
+        """int32 [requests, pages] of the first cache group."""
+        return self.groups[0].batch.block_table
+
+    @property
+    def num_decodes(self) -> int:
+        """Requests in the decode phase."""
+        return self.decode.requests.stop if self.decode is not None else 0
+
+    @property
+    def num_prefills(self) -> int:
+        """Requests in the prefill phase."""
+        return self.prefill.requests.stop - self.prefill.requests.start if self.prefill is not None else 0
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """New tokens of the decodes."""
+        return self.decode.tokens.stop if self.decode is not None else 0
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """New tokens of the prefills."""
+        return self.num_tokens - self.num_decode_tokens
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that have tokens, in execution order."""
+        return tuple(phase for phase in (self.decode, self.prefill) if phase is not None)

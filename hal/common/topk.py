@@ -1,0 +1,99 @@
+"""Which keys the latest indexer chose, and their cache rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hal.config import LayerShape
+
+from .errors import BatchError
+from .kernels import IndexInputs, KVCache
+from .parallel import Parallel
+from .step import Phase, StepMetadata
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+class TopkState:
+    """A buffer int32 [max tokens, width] per width, in execution order, written by an owner and read by the layers that share.
+
+    Cache rows are converted once per choice and page geometry, since layers of one cache group share their block table.
+    """
+
+    def __init__(self, plan: Plan, torch_device: str) -> None:
+        tokens = plan.limits.max_num_batched_tokens
+        widths = {layer.indexer.width for layer in plan.shape.layers if layer.indexer is not None}
+        self._buffers = {width: torch.full((tokens, width), -1, dtype=torch.int32, device=torch_device) for width in widths}
+        self._steps: dict[int, int] = {}
+        self._rows: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def choose(
+        self, layer: LayerShape, kernels: Any, cache: KVCache, group: int, index: IndexInputs, metadata: StepMetadata
+    ) -> None:
+        """Score the step's queries and keep the best keys of each."""
+        indexer = _indexer(layer)
+        buffer = self._renew(indexer.width, metadata)
+        order = metadata.token_order
+        queries = index.q if order is None else index.q.index_select(0, order)
+        weights = (index.weights if order is None else index.weights.index_select(0, order)).float()
+        columns = torch.arange(indexer.width, dtype=torch.int32, device=buffer.device)[None, :]
+        none = columns.new_full((), -1)
+        for phase in metadata.phases:
+            chosen = buffer[phase.tokens]
+            # A query that sees no more than topk keys selects them all; only the others are scored.
+            torch.where(columns < phase.key_bounds.clamp(max=indexer.topk)[:, None], columns, none, out=chosen)
+            for chunk in phase.chunks[indexer.topk]:
+                scores = kernels("index_scores")(queries[phase.tokens], weights[phase.tokens], cache, phase.batches[group], chunk)
+                span = slice(chunk.token_start, chunk.token_stop)
+                chosen[span] = kernels("select_topk")(
+                    scores, phase.key_bounds[span], indexer.topk, indexer.width, deterministic=True
+                )
+
+    def take(self, layer: LayerShape, topk: torch.Tensor, metadata: StepMetadata) -> None:
+        """Use a choice made elsewhere: topk int32 [tokens, width] in the engine's order."""
+        buffer = self._renew(_indexer(layer).width, metadata)
+        order = metadata.token_order
+        chosen = topk[: metadata.num_tokens] if order is None else topk.index_select(0, order)
+        buffer[: metadata.num_tokens] = chosen.to(torch.int32)
+
+    def check(self, layer: LayerShape, metadata: StepMetadata) -> None:
+        """Nothing, or BatchError where no layer has chosen in this step yet."""
+        if self._steps.get(_indexer(layer).width) != metadata.step_id:
+            raise BatchError(f"layer {layer.layer_id} shares an indexer and no layer before it has chosen keys in this step")
+
+    def ids(self, layer: LayerShape, phase: Phase) -> torch.Tensor:
+        """The choice of a phase's tokens, int32 [tokens, width]."""
+        return self._buffers[_indexer(layer).width][phase.tokens]
+
+    def rows(
+        self, layer: LayerShape, kernels: Any, cache: KVCache, group: int, phase: Phase, parallel: Parallel
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The chosen rows of a phase's tokens in a cache group: rows int32 [tokens, width], valid int32 [tokens]."""
+        width = _indexer(layer).width
+        key = (width, phase.tokens.start, group, cache.page_stride)
+        if key not in self._rows:
+            batch = phase.batches[group]
+            self._rows[key] = kernels("rows_from_topk")(
+                self.ids(layer, phase),
+                phase.req_id,
+                batch.block_table,
+                batch.seq_lens,
+                block_size=cache.block_size,
+                rows_per_page=cache.page_stride,
+                parallel=parallel,
+            )
+        return self._rows[key]
+
+    def _renew(self, width: int, metadata: StepMetadata) -> torch.Tensor:
+        self._steps[width] = metadata.step_id
+        self._rows = {key: rows for key, rows in self._rows.items() if key[0] != width}
+        return self._buffers[width]
+
+
+def _indexer(layer: LayerShape) -> Any:
+    if layer.indexer is None:
+        raise BatchError(f"layer {layer.layer_id} has no indexer")
+    return layer.indexer

@@ -1,0 +1,154 @@
+"""The CPU backend: every call in plain torch, the embedded default and the reference of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hal.common.backend import Backend
+from hal.common.capabilities import Capabilities
+
+if TYPE_CHECKING:
+    import torch
+
+    from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
+    from hal.common.parallel import Parallel
+
+
+class CPUBackend(Backend):
+    """Kernel calls on the CPU. Arithmetic is fp32 whatever the storage (float64 for float64), as hal.cpu.numbers says."""
+
+    name = "cpu"
+    platform = "cpu"
+    capabilities = Capabilities(
+        families=frozenset({"attention", "mla", "sparse_mla"}),
+        dtypes=("float32", "bfloat16", "float16", "float64"),
+        kv_layouts={"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",)},
+        index_layouts=("indexer",),
+        rank={"*": 0},
+        window=True,
+        sink=True,
+        softcap=True,
+        non_causal=True,
+        chunk=True,
+        lse=True,
+        deterministic=True,
+        max_spec_tokens=64,
+        masked_varlen=True,
+        arithmetic={"bfloat16": "float32", "float16": "float32"},
+    )
+
+    def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
+        from .cache import write_rows
+
+        write_rows(cache, slots, parts)
+
+    def gather_cache(self, cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        from .cache import gather_rows
+
+        return gather_rows(cache, rows)
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from .mask import Mask
+        from .paged import attend_pages
+
+        mask = Mask(causal=causal, window=window, chunk=chunk)
+        return attend_pages(q, cache, batch, mask, softmax_scale, softcap, need_lse, out)
+
+    def varlen_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_start_loc: torch.Tensor,
+        k_start_loc: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+        selected: torch.Tensor | None = None,
+        first_key: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from .mask import Mask
+        from .varlen import attend_varlen
+
+        mask = Mask(causal=causal, window=window, chunk=None)
+        return attend_varlen(q, k, v, q_start_loc, k_start_loc, mask, softmax_scale, softcap, need_lse, out, selected, first_key)
+
+    def index_scores(
+        self,
+        iq: torch.Tensor,
+        weights: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        chunk: IndexerChunk | None = None,
+    ) -> torch.Tensor:
+        from .indexer import score_keys
+
+        return score_keys(iq, weights, cache, batch, chunk)
+
+    def select_topk(
+        self, scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int, deterministic: bool = True
+    ) -> torch.Tensor:
+        from .topk import select_topk
+
+        return select_topk(scores, lengths, k, width)
+
+    def rows_from_topk(
+        self,
+        topk: torch.Tensor,
+        req_id: torch.Tensor,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        block_size: int,
+        rows_per_page: int | None = None,
+        parallel: Parallel,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        from .topk import rows_from_topk
+
+        return rows_from_topk(topk, req_id, block_table, seq_lens, block_size, rows_per_page or block_size, parallel)
+
+    def sparse_mla(
+        self,
+        q: torch.Tensor,
+        segments: Sequence[Segment],
+        *,
+        kv_lora_rank: int,
+        softmax_scale: float,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from .sparse import attend_rows
+
+        return attend_rows(q, segments, kv_lora_rank, softmax_scale, need_lse, out)
+
+    def merge_states(
+        self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        from .merge import merge_states
+
+        return merge_states(out_a, lse_a, out_b, lse_b)
+
+    def apply_sink(self, out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        from .merge import apply_sink
+
+        return apply_sink(out, lse, sink)

@@ -1,0 +1,50 @@
+"""Writing and reading rows of a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hal.common.errors import LayoutError
+from hal.common.kernels import KVCache, PagedBatch
+
+
+def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """The parts, written at their slots; a slot of -1 writes nothing."""
+    packed = cache.layout.pack(parts)
+    if packed.shape[0] != slots.shape[0]:
+        raise LayoutError(f"{packed.shape[0]} tokens to write and {slots.shape[0]} slots; they must be as many")
+    if not slots.numel():
+        return
+    if int(slots.min()) < 0:
+        keep = slots >= 0
+        slots, packed = slots[keep], packed[keep]
+    if cache.page_stride != cache.block_size:
+        slots = slots // cache.block_size * cache.page_stride + slots % cache.block_size
+    cache.rows.index_copy_(0, slots, packed)
+
+
+def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The parts at some rows; row -1 gives zeros and reads nothing."""
+    absent = rows < 0
+    if not cache.num_pages or bool(absent.all()):
+        return cache.layout.unpack(cache.storage.new_zeros(rows.shape[0], cache.layout.width))
+    gathered = cache.rows.index_select(0, rows.clamp(min=0))
+    if bool(absent.any()):
+        gathered.masked_fill_(absent[:, None], 0)
+    return cache.layout.unpack(gathered)
+
+
+def request_rows(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> torch.Tensor:
+    """The cache rows of a request's positions start..stop, int64."""
+    size = cache.block_size
+    first_page, last_page = start // size, -(-stop // size)
+    pages = batch.block_table[request, first_page:last_page].long() * cache.page_stride
+    rows = (pages[:, None] + torch.arange(size)[None, :]).reshape(-1)
+    return rows[start - first_page * size : stop - first_page * size]
+
+
+def read_request(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> torch.Tensor:
+    """A request's cached rows [stop - start, width]."""
+    return cache.rows.index_select(0, request_rows(cache, batch, request, start, stop))

@@ -1,0 +1,32 @@
+"""Joining partial results by their LSE, and the sink."""
+
+from __future__ import annotations
+
+import torch
+
+
+def merge_states(
+    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result over both key sets [tokens, heads, v_head_dim] and its lse [tokens, heads].
+
+    A side whose lse is -inf, +inf or NaN holds nothing: its out is not looked at, and the other comes back bit for bit.
+    """
+    empty_a, empty_b = ~torch.isfinite(lse_a), ~torch.isfinite(lse_b)
+    a = lse_a.masked_fill(empty_a, float("-inf"))
+    b = lse_b.masked_fill(empty_b, float("-inf"))
+    lse = torch.logaddexp(a, b)
+    weight_a = (a - lse).exp().unsqueeze(-1)
+    weight_b = (b - lse).exp().unsqueeze(-1)
+    merged = (out_a * weight_a + out_b * weight_b).to(out_a.dtype)
+    merged = torch.where(empty_b.unsqueeze(-1), out_a, merged)
+    merged = torch.where(empty_a.unsqueeze(-1), out_b, merged)
+    merged = merged.masked_fill((empty_a & empty_b).unsqueeze(-1), 0)
+    lse = torch.where(empty_b, a, torch.where(empty_a, b, lse))
+    return merged, lse
+
+
+def apply_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """out scaled by the share of the denominator that is not the sink's; an empty row stays 0."""
+    share = torch.sigmoid(lse - sink.to(lse.dtype))
+    return (out * share.unsqueeze(-1)).to(out.dtype)

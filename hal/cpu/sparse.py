@@ -1,0 +1,73 @@
+"""MLA over chosen cache rows, all segments under one softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hal.common.kernels import Segment
+
+from .attend import exponentiate
+from .numbers import compute_dtype
+from .results import prepare_results
+
+# Bytes of gathered rows worked on at once.
+_GATHER_BYTES = 16 << 20
+
+
+def attend_rows(
+    q: torch.Tensor,
+    segments: Sequence[Segment],
+    kv_lora_rank: int,
+    softmax_scale: float,
+    need_lse: bool,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """out [tokens, heads, kv_lora_rank] and lse of q [tokens, heads, lora + rope] over each token's rows."""
+    out, lse = prepare_results(q, kv_lora_rank, need_lse, out)
+    num_tokens, _, width = q.shape
+    if not num_tokens:
+        return out, lse
+    dtype = compute_dtype(q.dtype)
+    scaled = q.to(dtype) * softmax_scale
+    counts = torch.stack([segment.valid for segment in segments]).tolist()
+    longest = max(1, max(sum(column) for column in zip(*counts, strict=True)))
+    step = max(1, _GATHER_BYTES // (longest * width * dtype.itemsize))
+    for begin in range(0, num_tokens, step):
+        end = min(begin + step, num_tokens)
+        spans = [max(column[begin:end]) for column in counts]
+        keys, hidden = _gather(segments, spans, begin, end, dtype)
+        if keys is None:
+            continue
+        scores = torch.bmm(scaled[begin:end], keys.transpose(1, 2))
+        if hidden is not None:
+            scores.masked_fill_(hidden[:, None, :], float("-inf"))
+        weights, sums, logs = exponentiate(scores)
+        out[begin:end] = torch.bmm(weights, keys[..., :kv_lora_rank]).div_(sums)
+        if lse is not None:
+            lse[begin:end] = logs
+    return out, lse
+
+
+def _gather(
+    segments: Sequence[Segment], spans: Sequence[int], begin: int, end: int, dtype: torch.dtype
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Keys [tokens, columns, width] of all segments side by side, and which columns hold none (None: all hold one)."""
+    keys, hidden = [], []
+    for segment, span in zip(segments, spans, strict=True):
+        if not span:
+            continue
+        rows = segment.rows[begin:end, :span]
+        empty = torch.arange(span)[None, :] >= segment.valid[begin:end, None]
+        # A hidden column still multiplies its value by zero, so it must hold something finite: zeros.
+        gathered = segment.cache.rows.index_select(0, rows.clamp(min=0).reshape(-1)).to(dtype)
+        gathered = gathered.unflatten(0, (end - begin, span))
+        if bool(empty.any()):
+            gathered.masked_fill_(empty[..., None], 0)
+        keys.append(gathered)
+        hidden.append(empty)
+    if not keys:
+        return None, None
+    veil = torch.cat(hidden, dim=1)
+    return torch.cat(keys, dim=1) if len(keys) > 1 else keys[0], veil if bool(veil.any()) else None

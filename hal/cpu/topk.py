@@ -1,0 +1,73 @@
+"""Choosing the best keys and finding their cache rows."""
+
+from __future__ import annotations
+
+import torch
+
+from hal.common.parallel import Parallel, local_position, owner
+
+
+def select_topk(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int) -> torch.Tensor:
+    """int32 [tokens, width]: by value descending, then by lower id; NaN counts as -inf, and so does what lies past a length."""
+    num_tokens, num_keys = scores.shape
+    chosen = torch.full((num_tokens, width), -1, dtype=torch.int32)
+    count = min(k, width, num_keys)
+    if not num_tokens or not count:
+        return chosen
+    lengths = lengths.long().clamp(min=0, max=num_keys)
+    outside = torch.arange(num_keys)[None, :] >= lengths[:, None]
+    ranked = scores.masked_fill(outside | scores.isnan(), float("-inf"))
+    ids = _best_ids(ranked, count)
+    # A key that scored -inf inside its length is still a key; one past the length is not.
+    slots = torch.arange(count)[None, :]
+    ids = torch.where(slots < lengths[:, None], ids, -1)
+    chosen[:, :count] = ids.to(torch.int32)
+    return chosen
+
+
+def _best_ids(scores: torch.Tensor, count: int) -> torch.Tensor:
+    values, ids = torch.topk(scores, count, dim=1)
+    # torch.topk breaks ties as it pleases: keep what beats the last value, then take the lowest ids that equal it.
+    last = values[:, -1:]
+    tied_inside = (values == last).sum(1)
+    tied_overall = (scores == last).sum(1)
+    doubtful = (tied_inside != tied_overall).nonzero().squeeze(1)
+    order = ids.sort(dim=1).indices
+    values, ids = values.gather(1, order), ids.gather(1, order)
+    by_value = values.sort(dim=1, descending=True, stable=True).indices
+    ids = ids.gather(1, by_value)
+    if doubtful.numel():
+        full = scores[doubtful].sort(dim=1, descending=True, stable=True).indices
+        ids[doubtful] = full[:, :count]
+    return ids
+
+
+def rows_from_topk(
+    topk: torch.Tensor,
+    req_id: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_size: int,
+    rows_per_page: int,
+    parallel: Parallel,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows int32 [tokens, width] with the valid ones first, in their order, and how many there are."""
+    if not topk.numel():
+        return topk.to(torch.int32), topk.new_zeros(topk.shape[0], dtype=torch.int32)
+    request = req_id.long()
+    ids = topk.long()
+    valid = (ids >= 0) & (ids < seq_lens.long()[request][:, None])
+    if parallel.dcp > 1:
+        valid &= owner(ids, parallel) == parallel.dcp_rank
+        ids = local_position(ids, parallel)
+    page = ids // block_size
+    valid &= page < block_table.shape[1]
+    page = page.clamp(min=0, max=block_table.shape[1] - 1)
+    block = block_table[request[:, None], page].long()
+    valid &= block >= 0
+    rows = torch.where(valid, block * rows_per_page + ids % block_size, -1)
+    count = valid.sum(1, dtype=torch.int32)
+    if not bool(valid.all()):
+        order = (~valid).to(torch.uint8).sort(dim=1, stable=True).indices
+        rows = rows.gather(1, order)
+    return rows.to(torch.int32), count

@@ -1,0 +1,55 @@
+"""Attention over contiguous keys, request by request."""
+
+from __future__ import annotations
+
+import torch
+
+from hal.common.errors import LayoutError
+
+from .attend import Selected, attend_request
+from .mask import Mask
+from .results import prepare_results
+
+
+def attend_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_start_loc: torch.Tensor,
+    k_start_loc: torch.Tensor,
+    mask: Mask,
+    softmax_scale: float,
+    softcap: float | None,
+    need_lse: bool,
+    out: torch.Tensor | None,
+    selected: torch.Tensor | None,
+    first_key: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """out [tokens, heads, v_head_dim] and lse; a request's last query is aligned with its last key."""
+    if k.shape[:2] != v.shape[:2] or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
+        raise LayoutError(
+            f"queries {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)} do not go together: keys and values "
+            "need as many tokens and heads, queries the keys' width and a multiple of their heads"
+        )
+    out, lse = prepare_results(q, v.shape[2], need_lse, out)
+    q_starts, k_starts = q_start_loc.tolist(), k_start_loc.tolist()
+    first_keys = [0] * (len(q_starts) - 1) if first_key is None else first_key.tolist()
+    for i, first in enumerate(first_keys):
+        queries, keys = slice(q_starts[i], q_starts[i + 1]), slice(k_starts[i], k_starts[i + 1])
+        if queries.start == queries.stop:
+            continue
+        choice = None if selected is None else Selected(ids=selected[queries], first_key=first)
+        first_position = (keys.stop - keys.start) - (queries.stop - queries.start)
+        attend_request(
+            q[queries],
+            k[keys],
+            v[keys],
+            mask,
+            first_position,
+            softmax_scale,
+            softcap,
+            out[queries],
+            None if lse is None else lse[queries],
+            choice,
+        )
+    return out, lse
