@@ -120,6 +120,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
     device: Annotated[str, typer.Option(help="Where to run. Default: the best device of this machine.")] = "",
     backend: Annotated[str | None, typer.Option(help="Pin a backend by name.")] = None,
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32, or auto for the checkpoint's.")] = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 128,
     raw: Annotated[bool, typer.Option("--raw", help="Leave the tokenizer's chat template out.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print times and tokens per second.")] = False,
@@ -127,10 +128,15 @@ def generate(
     """Let a model answer on hal attention, streaming the text."""
     from .generate import Prompt, run_generate
 
-    if not prompt.strip():
-        raise InputError("the prompt is empty; give the model something to continue")
     request = Prompt(
-        folder=folder, text=prompt, device=device, backend=backend, max_new_tokens=max_new_tokens, raw=raw, stats=stats
+        folder=folder,
+        text=prompt,
+        device=device,
+        backend=backend,
+        dtype=dtype,
+        max_new_tokens=max_new_tokens,
+        raw=raw,
+        stats=stats,
     )
     raise typer.Exit(run_generate(request))
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 from rich.console import Console
 
 from hal.common.environment import read_variable, warn_of_unknown_variables
+from hal.common.registry import find_backend
 from hal.config import HalError
 
 WIDTH = 100
 LEVELS = ("debug", "info", "warning", "error")
+
+T = TypeVar("T")
 
 
 class InputError(HalError, ValueError):
@@ -35,6 +40,21 @@ def fail(message: str) -> int:
     """Exit code 2, after one line on stderr."""
     sys.stderr.write(f"hal: {' '.join(message.split())}\n")
     return 2
+
+
+def checked(make: Callable[..., T], value: object) -> T:
+    """make(value), with a plain ValueError told as the user's mistake."""
+    try:
+        return make(value)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def check_backend_name(name: str | None) -> None:
+    """Nothing, or InputError where the pinned backend (the option, else HAL_BACKEND) is not registered."""
+    pinned = name or read_variable("HAL_BACKEND")
+    if pinned is not None:
+        checked(find_backend, pinned)
 
 
 def start_logging() -> None:

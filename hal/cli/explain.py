@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import hal
+from hal.common.device import Device, detect
+from hal.common.errors import NoBackend
+from hal.common.limits import Limits
+from hal.common.parallel import Parallel
+from hal.common.plan import Plan, installed, plan
 from hal.common.reason import Reason
-from hal.common.registry import find_backend
+from hal.common.request import Request
+from hal.common.selection import Selection, select
 from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import dtype_name
 
-from .console import InputError, make_console, print_json
-from .words import group_alike, say_ids, say_layer, say_model
+from .console import InputError, check_backend_name, checked, make_console, print_json
+from .words import group_alike
 
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_LENGTH = 8192
+GB = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the command line asks; memory_gb is per rank, in units of 10^9 bytes."""
+    """What the command line asks; memory_gb is one rank's, in units of 10^9 bytes."""
 
     config: Path
     targets: tuple[str, ...] = ()
@@ -38,33 +44,142 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAnswer:
-    """Layers alike on one device: who serves them, in which layout; backend None where nobody does."""
+    """Layers alike on one device. selection is None where nobody serves them; rejected has every refusal either way."""
 
-    layers: str
-    count: int
-    what: str
+    layer: LayerShape
+    layer_ids: tuple[int, ...]
     family: str
-    backend: str | None
-    source: str | None
-    kv_layout: str | None
-    block_size: int | None
-    kv_bytes_per_token: int
-    index_bytes_per_token: int
+    selection: Selection | None
     rejected: Mapping[str, tuple[Reason, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAnswer:
-    """Everything about one device; sizes are one rank's. workspace_bytes None where nothing serves the model there."""
+    """One device; sizes are one rank's. plan is None, with `refusal` saying why, where some layer has no backend.
 
-    target: str
-    name: str
-    present: bool
-    served: bool
+    max_tokens is None without a memory size; without a plan it leaves no room for a workspace.
+    """
+
+    device: Device
     layers: tuple[LayerAnswer, ...]
+    plan: Plan | None
+    refusal: str
     kv_bytes_per_token: int
     index_bytes_per_token: int
     memory_bytes: int | None
     max_tokens: int | None
-    workspace_bytes: int | None
-    refusal: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The whole answer and the terms it holds under."""
+
+    shape: ModelShape
+    dtype: str
+    kv_layout: str
+    backend: str | None
+    limits: Limits
+    parallel: Parallel
+    devices: tuple[DeviceAnswer, ...]
+
+
+def run_explain(question: Question, *, as_json: bool) -> int:
+    """0, after printing the answer; that no backend serves the model is an answer too."""
+    from .explain_view import show, to_dict
+
+    answer = explain(question)
+    if as_json:
+        print_json(to_dict(answer))
+    else:
+        show(answer, make_console())
+    return 0
+
+
+def explain(question: Question) -> Explanation:
+    """The answer for every target, or for this machine's devices where none is named.
+
+    InputError or ConfigError where the question cannot be read. A refusal by every backend is an answer, not an error.
+    """
+    if not question.config.exists():
+        raise InputError(f"{question.config} does not exist; give a config.json or the model folder that holds one")
+    if question.memory_gb is not None and question.memory_gb <= 0:
+        raise InputError(f"--memory is {question.memory_gb:g}; expected a positive number of GB")
+    shape = read_shape(question.config)
+    check_backend_name(question.backend)
+    terms = Explanation(
+        shape=shape,
+        dtype=checked(dtype_name, question.dtype if question.dtype != "auto" else shape.dtype or DEFAULT_DTYPE),
+        kv_layout=question.kv_layout,
+        backend=question.backend,
+        limits=_limits(question, shape),
+        parallel=checked(Parallel, question.tp),
+        devices=(),
+    )
+    devices = [_find_device(target) for target in question.targets] or detect()
+    return replace(terms, devices=tuple(_explain_device(terms, device, question.memory_gb) for device in devices))
+
+
+def _find_device(target: str) -> Device:
+    """This machine's own device where it has one of that arch, else the table's."""
+    wanted = checked(Device.from_arch, target)
+    return next((device for device in detect() if device.target == wanted.target), wanted)
+
+
+def _limits(question: Question, shape: ModelShape) -> Limits:
+    longest = question.max_model_len or shape.max_position_embeddings or DEFAULT_LENGTH
+    try:
+        return Limits(longest, question.max_num_seqs, question.max_num_batched_tokens, question.block_size)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def _explain_device(terms: Explanation, device: Device, memory_gb: float | None) -> DeviceAnswer:
+    layers = tuple(_explain_layer(terms, device, layer, ids) for layer, ids in group_alike(terms.shape.layers))
+    made, refusal = _plan(terms, device)
+    tp = terms.parallel.tp
+    kv_bytes = checked(lambda layout: terms.shape.kv_bytes_per_token(layout, terms.dtype, tp), terms.kv_layout)
+    index_bytes = terms.shape.index_bytes_per_token(dtype=terms.dtype)
+    memory = int(memory_gb * GB) if memory_gb is not None else device.memory_bytes
+    tokens = None
+    if memory is not None:
+        tokens = made.max_tokens(memory) if made is not None else memory // max(1, kv_bytes + index_bytes)
+    return DeviceAnswer(
+        device=device,
+        layers=layers,
+        plan=made,
+        refusal=refusal,
+        kv_bytes_per_token=kv_bytes,
+        index_bytes_per_token=index_bytes,
+        memory_bytes=memory,
+        max_tokens=tokens,
+    )
+
+
+def _explain_layer(terms: Explanation, device: Device, layer: LayerShape, ids: tuple[int, ...]) -> LayerAnswer:
+    software = installed() if device.present else None
+    request = Request(layer, device, terms.dtype, terms.kv_layout, terms.limits.block_size, terms.parallel, software=software)
+    selection: Selection | None = None
+    rejected: Mapping[str, tuple[Reason, ...]] = {}
+    if layer.kind not in ("none", "cross"):
+        try:
+            selection = select(request, terms.backend)
+            rejected = selection.rejected
+        except NoBackend as refusal:
+            rejected = {name: reasons for name, reasons in refusal.rejected.items() if reasons}
+    return LayerAnswer(layer=layer, layer_ids=ids, family=request.family, selection=selection, rejected=rejected)
+
+
+def _plan(terms: Explanation, device: Device) -> tuple[Plan | None, str]:
+    try:
+        made = plan(
+            terms.shape,
+            device,
+            limits=terms.limits,
+            parallel=terms.parallel,
+            dtype=terms.dtype,
+            kv_layout=terms.kv_layout,
+            backend=terms.backend,
+        )
+    except NoBackend as refusal:
+        return None, str(refusal)
+    return made, ""

@@ -106,12 +106,12 @@ def _mask_words(layer: LayerShape) -> Iterator[str]:
         yield f"KV of layer {layer.kv_source}"
 
 
-def say_model(shape: ModelShape) -> str:
-    """The model in a line: type, where its text config lies, layers, widths, positions, dtype."""
+def say_model(shape: ModelShape) -> tuple[str, str]:
+    """The model as a headline (type, layers, where its text config lies) and a line of widths."""
+    where = f", read from {shape.text_path}" if shape.text_path else ""
+    drafts = f" and {len(shape.draft_layers)} draft" if shape.draft_layers else ""
     positions = f"{shape.max_position_embeddings:,} positions" if shape.max_position_embeddings else "positions not stated"
-    where = f" (text config: {shape.text_path})" if shape.text_path else ""
-    drafts = f" + {len(shape.draft_layers)} draft" if shape.draft_layers else ""
     return (
-        f"{shape.model_type or 'model without a type'}{where}: {shape.num_layers}{drafts} layers, hidden {shape.hidden_size}, "
-        f"vocabulary {shape.vocab_size:,}, {positions}, {shape.dtype or 'dtype not stated'}"
+        f"{shape.model_type or 'a model that names no type'}: {shape.num_layers}{drafts} layers{where}",
+        f"hidden {shape.hidden_size:,}, vocabulary {shape.vocab_size:,}, {positions}, {shape.dtype or 'dtype not stated'}",
     )

@@ -34,7 +34,7 @@ def files_on_disk() -> set[str]:
         for path in top.rglob("*"):
             relative = path.relative_to(top)
             linked = any((top / part).is_symlink() for part in (relative, *relative.parents) if part != Path())
-            if not linked and path.is_file() and (path.suffix in (".py", ".toml", ".json") or path.name == "py.typed"):
+            if not linked and path.is_file() and (path.suffix in (".py", ".toml", ".json", ".jsonl") or path.name == "py.typed"):
                 found.add("/".join((*name.split("."), *relative.parts)))
     return found
 

@@ -1,0 +1,182 @@
+"""hal doctor: what this machine has, collected so that no broken part can keep the rest from being shown."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hal.common.device import Device, probe_platforms
+from hal.common.environment import VARIABLES, read_variable, unknown_variables
+from hal.common.registry import backends, broken_plugins
+from hal.common.software import Library
+
+from .console import make_console, print_json
+from .selfcheck import check_in_subprocess, load_in_subprocess
+
+Section = dict[str, Any]
+DEVICE_FILTERS = ("_VISIBLE_DEVICES", "_AFFINITY_MASK", "_DEVICE_SELECTOR", "_DEVICE_ORDINAL")
+"""Endings of the variables by which drivers hide devices from a process, whoever made them."""
+OTHER_VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "TRITON_INTERPRET", "PYTHONPATH")
+
+
+def run_doctor(*, as_json: bool) -> int:
+    """0 after printing the report; 1 where a check failed or the backend that HAL_BACKEND pins is not usable."""
+    report = examine()
+    if as_json:
+        print_json(report)
+    else:
+        from .doctor_view import show_report
+
+        show_report(report, make_console())
+    return 0 if is_healthy(report) else 1
+
+
+def examine() -> Section:
+    """The whole report; a section that could not be collected holds {"error": "Type: message"} instead."""
+    return {
+        "hal": _guard(examine_hal),
+        "torch": _guard(examine_torch),
+        "environment": _guard(examine_environment),
+        "platforms": _guard(examine_platforms),
+        "broken_plugins": _guard(broken_plugins),
+        "libraries": _guard(examine_libraries),
+        "backends": _guard(examine_backends),
+    }
+
+
+def is_healthy(report: Section) -> bool:
+    """Whether every check passed and a pinned backend is usable."""
+    found = report["backends"]
+    if not isinstance(found, list):
+        return False
+    pinned = read_variable("HAL_BACKEND")
+    checked = all(backend["check"] is None or backend["check"]["passed"] for backend in found)
+    return checked and (pinned is None or any(row["name"] == pinned and row["usable"] for row in found))
+
+
+def _guard(collect: Callable[[], Any]) -> Any:
+    try:
+        return collect()
+    except Exception as error:  # noqa: BLE001 - the report must appear whatever is broken
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def examine_hal() -> Section:
+    """Version, place and owner of the package named hal that Python finds, and other distributions that claim the name."""
+    import hal
+
+    owners = sorted(set(importlib.metadata.packages_distributions().get("hal", ())))
+    warnings = []
+    if len(owners) > 1:
+        warnings.append(f"several distributions install a package named hal: {', '.join(owners)}; uninstall all but one")
+    return {
+        "version": importlib.metadata.version("hal-attention"),
+        "location": str(Path(hal.__path__[0]).resolve()),
+        "distributions": owners,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "system": platform.platform(),
+        "warnings": warnings,
+    }
+
+
+def examine_torch() -> Section:
+    """Version and build of torch, read from its files: importing it is what may fail on a broken machine."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return {"version": None, "build": {}, "location": None}
+    spec = importlib.util.find_spec("torch")
+    location = Path(spec.origin).parent if spec is not None and spec.origin else None
+    build: Section = {}
+    if location is not None and (location / "version.py").is_file():
+        stated = runpy.run_path(str(location / "version.py"))
+        build = {name: value for name, value in stated.items() if name.islower() and not name.startswith("_")}
+        build = {name: value for name, value in build.items() if value is None or isinstance(value, (str, bool))}
+    return {"version": version, "build": build, "location": str(location)}
+
+
+def examine_environment() -> Section:
+    """hal's variables, those that hide devices, and names that look like hal's and are not."""
+    filters = {name: value for name, value in sorted(os.environ.items()) if name.endswith(DEVICE_FILTERS)}
+    visible = [name for name in filters if name.endswith("_VISIBLE_DEVICES")]
+    warnings = [
+        f"{name} is not a variable hal reads" + (f"; did you mean {near}?" if near else "")
+        for name, near in unknown_variables().items()
+    ]
+    if len(visible) > 1:
+        warnings.append(f"{' and '.join(visible)} are all set: where one driver reads both, devices are filtered twice")
+    return {
+        "hal": {name: {"value": read_variable(name), "meaning": meaning} for name, meaning in VARIABLES.items()},
+        "device_filters": filters,
+        "other": {name: os.environ[name] for name in OTHER_VARIABLES if name in os.environ},
+        "warnings": warnings,
+    }
+
+
+def examine_platforms() -> list[Section]:
+    """Each platform's devices and what its probe has to say."""
+    return [
+        {
+            "platform": probe.platform,
+            "devices": [{**asdict(device), "target": device.target} for device in probe.devices],
+            "findings": list(probe.findings),
+        }
+        for probe in probe_platforms()
+    ]
+
+
+def examine_libraries() -> list[Section]:
+    """Each vendor library: its version, and whether it really loads, tried in a process of its own."""
+    declared: dict[str, Library] = {}
+    for cls in backends().values():
+        declared.update({library.name: library for library in cls.libraries})
+    return [_examine_library(library) for _, library in sorted(declared.items())]
+
+
+def _examine_library(library: Library) -> Section:
+    for name in library.distributions:
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        failure = load_in_subprocess(_import_names(found))
+        return {"name": library.name, "distribution": name, "version": found.version, "failure": failure}
+    return {"name": library.name, "distribution": library.distributions[0], "version": None, "failure": None}
+
+
+def _import_names(found: importlib.metadata.Distribution) -> tuple[str, ...]:
+    owners = importlib.metadata.packages_distributions()
+    name = found.metadata["Name"]
+    return tuple(package for package, owning in owners.items() if name in owning and not package.startswith("_"))
+
+
+def examine_backends() -> list[Section]:
+    """Each backend: usable on a device of this machine or why not, and a tiny computation where it is."""
+    devices: dict[str, Device] = {}
+    for probe in probe_platforms():
+        for device in probe.devices:
+            devices.setdefault(device.platform, device)
+    return [_guard_backend(name, devices.get(cls.platform)) for name, cls in sorted(backends().items())]
+
+
+def _guard_backend(name: str, device: Device | None) -> Section:
+    from .usability import explain_unusable
+
+    row: Section = {"name": name, "device": device.target if device else None, "usable": False, "check": None}
+    try:
+        reasons = explain_unusable(name, device)
+        if not reasons and device is not None:
+            check = check_in_subprocess(name, device.target)
+            return {**row, "usable": True, "reasons": [], "check": check}
+    except Exception as error:  # noqa: BLE001 - one broken backend must not hide the others
+        reasons = (f"{type(error).__name__}: {error}",)
+    return {**row, "reasons": list(reasons)}

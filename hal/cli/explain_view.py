@@ -1,0 +1,212 @@
+"""An explanation on the screen and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from hal.common.reason import Reason
+from hal.common.registry import backends
+
+from .explain import DeviceAnswer, Explanation, LayerAnswer
+from .words import group_alike, say_bytes, say_ids, say_layer, say_model
+
+Refusals = dict[str, list[str]]
+"""Reasons as sentences, each with the backends it stops."""
+
+
+def show(answer: Explanation, console: Console) -> None:
+    """Prints the model, then one block per device."""
+    _show_model(answer, console)
+    for device in answer.devices:
+        _show_device(answer, device, console)
+
+
+def _show_model(answer: Explanation, console: Console) -> None:
+    shape, limits = answer.shape, answer.limits
+    headline, details = say_model(shape)
+    console.print(Text(headline, style="bold"))
+    _print(console, Text(details))
+    table = _table()
+    for layer, ids in group_alike(shape.layers):
+        table.add_row(f"layers {say_ids(ids)}" if len(ids) > 1 else f"layer {ids[0]}", say_layer(layer))
+    _print(console, table)
+    for warning in shape.warnings:
+        _print(console, Text(f"warning: {warning}", style="yellow"))
+    ranks = f", one of {answer.parallel.tp} tensor-parallel ranks" if answer.parallel.tp > 1 else ""
+    terms = (
+        f"asked for: {answer.dtype}, up to {limits.max_num_seqs} requests of {limits.max_model_len:,} tokens, "
+        f"{limits.max_num_batched_tokens:,} new tokens per step{ranks}"
+    )
+    _print(console, Text(terms, style="dim"))
+
+
+def _show_device(answer: Explanation, found: DeviceAnswer, console: Console) -> None:
+    device = found.device
+    words = [device.name] if device.name != device.arch else []
+    words.append("this machine" if device.present else "not on this machine")
+    title = f"[bold]{escape(device.target)}[/bold]  {escape(', '.join(words))}"
+    console.print()
+    console.print(Rule(title, align="left", style="dim"))
+    if found.plan is None and answer.backend is not None:
+        _print(console, Text(f"{answer.backend} is pinned and cannot serve this model here", style="yellow"))
+    table = _table("layers", "backend", "KV cache", "page", "per token and layer")
+    for layer in found.layers:
+        table.add_row(*_layer_row(answer, layer))
+    _print(console, table)
+    sizes = _table()
+    for name, text in _size_rows(found):
+        sizes.add_row(Text(name, style="dim"), text)
+    console.print()
+    _print(console, sizes)
+    _show_refusals(found, console)
+
+
+def _print(console: Console, what: RenderableType, indent: int = 2) -> None:
+    console.print(Padding(what, (0, 0, 0, indent), expand=False))
+
+
+def _table(*headers: str) -> Table:
+    return Table(*headers, box=None, show_header=bool(headers), header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _layer_row(answer: Explanation, row: LayerAnswer) -> tuple[Text | str, ...]:
+    name = f"{say_ids(row.layer_ids)} {row.family.replace('_', ' ')}"
+    if row.layer.kind in ("none", "cross"):
+        return name, Text("not hal's", style="dim"), "", "", ""
+    if row.selection is None:
+        return name, Text("none", style="bold yellow"), "", "", _layer_bytes(answer, row)
+    chosen = row.selection
+    backend = Text(chosen.backend, style="bold green")
+    if chosen.source != "auto":
+        backend.append(f" (by {chosen.source})", style="dim")
+    layouts = " + ".join(filter(None, (chosen.kv_layout, chosen.index_layout)))
+    return name, backend, layouts, str(chosen.block_size), _layer_bytes(answer, row)
+
+
+def _layer_bytes(answer: Explanation, row: LayerAnswer) -> str:
+    kv = row.layer.kv_bytes_per_token(answer.kv_layout, answer.dtype, answer.parallel.tp)
+    index = row.layer.index_bytes_per_token(dtype=answer.dtype)
+    return f"{kv:,} + {index:,} B" if index else f"{kv:,} B"
+
+
+def _size_rows(found: DeviceAnswer) -> Iterator[tuple[str, str]]:
+    index = f" + {found.index_bytes_per_token:,} B of index keys" if found.index_bytes_per_token else ""
+    total = say_bytes(found.kv_bytes_per_token + found.index_bytes_per_token)
+    yield "a token takes", f"{found.kv_bytes_per_token:,} B of KV{index} over all layers, {total}"
+    if found.plan is not None:
+        yield "workspace", say_bytes(found.plan.workspace_bytes)
+    if found.max_tokens is None:
+        yield "capacity", "give --memory to learn how many tokens fit"
+    else:
+        aside = "beside the workspace" if found.plan is not None else "before any workspace"
+        yield "capacity", f"{found.max_tokens:,} tokens in {say_bytes(found.memory_bytes or 0)}, {aside}"
+
+
+def _show_refusals(found: DeviceAnswer, console: Console) -> None:
+    shared, own, foreign = group_refusals(found)
+    if not (shared or own or foreign):
+        return
+    console.print()
+    _print(console, Text("why not another", style="dim"))
+    for sentence, names in shared.items():
+        _print(console, Text.assemble((", ".join(names), "bold"), f": {sentence}"), indent=4)
+    for sentence, names in own.items():
+        _print(console, Text.assemble((", ".join(names), "bold"), f": {sentence}"), indent=4)
+    if foreign:
+        platforms = sorted({backends()[name].platform for name in foreign})
+        _print(console, Text(f"{len(foreign)} backends of {', '.join(platforms)} do not run here", style="dim"), indent=4)
+
+
+def group_refusals(found: DeviceAnswer) -> tuple[Refusals, Refusals, list[str]]:
+    """Causes of the whole environment, each once with the backends it stops; then each backend's own, with the layers
+    it concerns where it is not all of them; then the names of other platforms' backends."""
+    shared: Refusals = {}
+    own: dict[tuple[str, str], list[LayerAnswer]] = {}
+    foreign: list[str] = []
+    served = [row for row in found.layers if row.layer.kind not in ("none", "cross")]
+    for row in served:
+        for name, reasons in row.rejected.items():
+            for reason in reasons:
+                if reason.code == "platform":
+                    foreign += [name] if name not in foreign else []
+                elif reason.is_environmental:
+                    names = shared.setdefault(_sentence(name, reason), [])
+                    names += [name] if name not in names else []
+                else:
+                    own.setdefault((name, _sentence(name, reason)), []).append(row)
+    specific: Refusals = {}
+    for (name, sentence), rows in own.items():
+        where = "" if len(rows) == len(served) else f"layers {say_ids(i for row in rows for i in row.layer_ids)}: "
+        specific.setdefault(where + sentence, []).append(name)
+    return shared, specific, foreign
+
+
+def _sentence(name: str, reason: Reason) -> str:
+    """The reason without the backend's own name, so that equal causes read alike."""
+    return str(replace(reason, have="its code") if reason.have == name else reason)
+
+
+def to_dict(answer: Explanation) -> dict[str, Any]:
+    """The explanation as plain data; reasons keep their values and carry their sentence."""
+    shape = answer.shape
+    return {
+        "model": {
+            "model_type": shape.model_type,
+            "text_path": shape.text_path,
+            "num_layers": shape.num_layers,
+            "max_position_embeddings": shape.max_position_embeddings,
+            "is_mla": shape.is_mla,
+            "is_sparse": shape.is_sparse,
+            "index_topk": shape.index_topk,
+            "layers": [{"layer_ids": ids, "what": say_layer(layer)} for layer, ids in group_alike(shape.layers)],
+            "warnings": shape.warnings,
+        },
+        "dtype": answer.dtype,
+        "backend": answer.backend,
+        "kv_layout": answer.kv_layout,
+        "limits": asdict(answer.limits),
+        "parallel": asdict(answer.parallel),
+        "devices": [_device_dict(found) for found in answer.devices],
+    }
+
+
+def _device_dict(found: DeviceAnswer) -> dict[str, Any]:
+    return {
+        "target": found.device.target,
+        "name": found.device.name,
+        "present": found.device.present,
+        "served": found.plan is not None,
+        "kv_bytes_per_token": found.kv_bytes_per_token,
+        "index_bytes_per_token": found.index_bytes_per_token,
+        "memory_bytes": found.memory_bytes,
+        "max_tokens": found.max_tokens,
+        "workspace_bytes": found.plan.workspace_bytes if found.plan is not None else None,
+        "refusal": found.refusal,
+        "layers": [_layer_dict(row) for row in found.layers],
+    }
+
+
+def _layer_dict(row: LayerAnswer) -> dict[str, Any]:
+    chosen = row.selection
+    return {
+        "layer_ids": row.layer_ids,
+        "family": row.family,
+        "backend": chosen.backend if chosen else None,
+        "source": chosen.source if chosen else None,
+        "providers": dict(chosen.providers) if chosen else {},
+        "kv_layout": chosen.kv_layout if chosen else None,
+        "index_layout": chosen.index_layout if chosen else None,
+        "block_size": chosen.block_size if chosen else None,
+        "rejected": {
+            name: [{**asdict(reason), "text": str(reason)} for reason in reasons] for name, reasons in row.rejected.items()
+        },
+    }

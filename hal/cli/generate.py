@@ -1,0 +1,130 @@
+"""hal generate: one prompt, one answer, streamed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hal.common.device import Device
+from hal.common.limits import Limits
+from hal.config import ModelShape, read_shape
+
+from .console import InputError, check_backend_name, checked
+
+STEP_TOKENS = 2048
+"""Prompt tokens per step: long prompts run in pieces of this size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the command line asks; an empty device means this machine's best."""
+
+    folder: Path
+    text: str
+    device: str = ""
+    backend: str | None = None
+    dtype: str = "auto"
+    max_new_tokens: int = 128
+    raw: bool = False
+    stats: bool = False
+
+
+def run_generate(prompt: Prompt) -> int:
+    """0, after streaming the answer to stdout. InputError and hal's other errors come before a weight is read."""
+    if not prompt.text.strip():
+        raise InputError("the prompt is empty; give the model something to continue")
+    if not prompt.folder.is_dir():
+        raise InputError(f"{prompt.folder} is not a folder; give a model folder with config.json and safetensors files")
+    if prompt.device:
+        checked(Device.from_arch, prompt.device)
+    check_backend_name(prompt.backend)
+    shape = read_shape(prompt.folder)
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"{' and '.join(missing)} not installed; pip install 'hal-attention[models]'")
+    return _generate(prompt, shape)
+
+
+def _generate(prompt: Prompt, shape: ModelShape) -> int:
+    from hal.models import load
+    from hal.models.text import read_tokenizer
+
+    started = time.perf_counter()
+    tokenizer = read_tokenizer(prompt.folder)
+    if tokenizer is None:
+        raise InputError(f"{prompt.folder} holds no tokenizer; hal generate needs tokenizer.json beside the weights")
+    tokens = _encode(prompt, tokenizer)
+    model = load(
+        prompt.folder,
+        device=prompt.device or None,
+        dtype=None if prompt.dtype == "auto" else prompt.dtype,
+        backend=prompt.backend,
+        limits=_limits(len(tokens), prompt.max_new_tokens, shape),
+        progress=sys.stderr.isatty(),
+    )
+    loaded = time.perf_counter()
+    stream = _Stream(tokenizer)
+    model.generate([tokens], prompt.max_new_tokens, on_token=stream.put)
+    stream.end()
+    if prompt.stats:
+        sys.stderr.write(stream.describe(len(tokens), loaded - started, loaded, _where(model)))
+    return 0
+
+
+def _encode(prompt: Prompt, tokenizer: Any) -> list[int]:
+    """Token ids; a conversation of one message where the tokenizer has a chat template."""
+    if prompt.raw or not tokenizer.chat_template:
+        return list(tokenizer.encode(prompt.text))
+    messages = [{"role": "user", "content": prompt.text}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _limits(num_tokens: int, max_new_tokens: int, shape: ModelShape) -> Limits:
+    longest = num_tokens + max_new_tokens
+    most = shape.max_position_embeddings
+    if most is not None and longest > most:
+        raise InputError(
+            f"the prompt has {num_tokens} tokens and {max_new_tokens} new ones are asked for; the model has {most} positions. "
+            "Shorten the prompt or lower --max-new-tokens"
+        )
+    return Limits(max_model_len=longest, max_num_seqs=1, max_num_batched_tokens=min(num_tokens, STEP_TOKENS))
+
+
+def _where(model: Any) -> str:
+    names = sorted({selection.backend for selection in model.plan.selections if selection is not None})
+    return f"{', '.join(names)} in {model.plan.dtype}"
+
+
+class _Stream:
+    """Prints tokens as words are complete, and keeps the time of each."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        from transformers import TextStreamer
+
+        self._streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+        self._times: list[float] = []
+
+    def put(self, _prompt: int, token: int) -> None:
+        """Take the next token."""
+        import torch
+
+        self._times.append(time.perf_counter())
+        self._streamer.put(torch.tensor([token]))
+
+    def end(self) -> None:
+        """Print what is left, and a line break."""
+        self._streamer.end()
+
+    def describe(self, num_tokens: int, load_seconds: float, start: float, where: str) -> str:
+        """Load time, time to the first token and the rate after it, in a line."""
+        first, last, count = self._times[0], self._times[-1], len(self._times)
+        rate = f", {(count - 1) / (last - first):.1f} tokens/s after it" if count > 1 else ""
+        return (
+            f"{where}: loaded in {load_seconds:.1f} s; {num_tokens} prompt tokens, first token after "
+            f"{first - start:.2f} s{rate}, {count} tokens\n"
+        )

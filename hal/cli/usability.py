@@ -1,0 +1,30 @@
+"""Whether a backend can be used on this machine, whatever the model."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from hal.common.device import Device
+from hal.common.plan import installed
+from hal.common.registry import find_backend
+from hal.common.request import Request
+from hal.common.selection import supports_combination
+from hal.config import read_shape
+
+from .selfcheck import SAMPLE
+
+
+def explain_unusable(name: str, device: Device | None) -> tuple[str, ...]:
+    """Sentences on what keeps a backend from this machine, () where nothing does.
+
+    device is the machine's device of the backend's platform, None where it has none.
+    """
+    cls = find_backend(name)
+    if cls.capabilities is None:
+        return ("its code is not written yet",)
+    if device is None:
+        return (f"this machine has no {cls.platform} device",)
+    if find_spec("torch") is None:
+        return ("torch is not installed; pip install 'hal-attention[torch]'",)
+    request = Request(read_shape(SAMPLE).layer(0), device, cls.capabilities.dtypes[0], software=installed())
+    return tuple(str(reason) for reason in supports_combination(request)[name] if reason.is_environmental)
