@@ -1,2 +1,25 @@
+"""Checkpoint -> a transformers model running on hal attention."""
+
+from __future__ import annotations
+
 if __name__ != "hal.models":
     raise ImportError("this folder is the package hal.models; import it by that name")
+
+from .checkpoint_plan import plan_checkpoint
+from .errors import CheckpointError, GenerationError, UnsupportedModelError
+from .generate import Generation
+from .load import attach, load
+from .model import Model
+from .verdict import CheckpointPlan
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointPlan",
+    "Generation",
+    "GenerationError",
+    "Model",
+    "UnsupportedModelError",
+    "attach",
+    "load",
+    "plan_checkpoint",
+]

@@ -1,0 +1,89 @@
+"""What stands behind an attention module of a running model: its layer's shape and the step being computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hal.config import LayerShape, MLAShape
+
+from .checks import check_call
+from .errors import UnsupportedModelError
+from .interface import AttentionCall
+
+if TYPE_CHECKING:
+    from hal.common.attention import Attention
+
+    from hal.common.kernels import IndexInputs
+    from hal.common.step import StepMetadata
+
+
+@dataclass(slots=True)
+class Step:
+    """The step that a model is computing; one object per model, shared by its bindings. index holds the products of the
+    indexer that ran last, until its layer's attention takes them."""
+
+    attention: Attention | None = None
+    metadata: StepMetadata | None = None
+    index: IndexInputs | None = None
+
+    def current(self) -> tuple[Attention, StepMetadata]:
+        """The open attention and this step's metadata; UnsupportedModelError outside of a step."""
+        if self.attention is None or self.metadata is None:
+            raise UnsupportedModelError(
+                "this module runs on hal attention and keeps no cache of its own; call Model.generate() or Model.forward()"
+            )
+        return self.attention, self.metadata
+
+    def take_index(self) -> IndexInputs | None:
+        """The waiting indexer products, once."""
+        index, self.index = self.index, None
+        return index
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBinding:
+    """Serves multi-head, grouped-query and windowed layers."""
+
+    layer: LayerShape
+    step: Step
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
+        """See interface.Binding."""
+        sink = check_call(self.layer, module, call)
+        attention, metadata = self.step.current()
+        k, v = (key[0].transpose(0, 1), value[0].transpose(0, 1)) if self.layer.owns_kv else (None, None)
+        out = attention.attend(self.layer.layer_id, query[0].transpose(0, 1), k, v, metadata, sink=sink)
+        return out.unsqueeze(0)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentBinding:
+    """Serves MLA layers, sparse or not: key is the latent and value the rotary key, as the patched expand_kv leaves them."""
+
+    layer: LayerShape
+    mla: MLAShape
+    step: Step
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
+        """See interface.Binding."""
+        sink = check_call(self.layer, module, call)
+        attention, metadata = self.step.current()
+        q_nope, q_rope = query[0].transpose(0, 1).split([self.mla.qk_nope_head_dim, self.mla.qk_rope_head_dim], dim=-1)
+        out = attention.attend_mla(
+            self.layer.layer_id,
+            q_nope,
+            q_rope,
+            key[0, 0],
+            value[0, 0],
+            metadata,
+            index=self.step.take_index(),
+            sink=sink,
+        )
+        return out.unsqueeze(0)

@@ -1,0 +1,53 @@
+"""A model folder's config -> an empty transformers module, and the shape that the rest of hal sees."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+
+from hal.config import ModelShape, read_shape
+
+from .errors import CheckpointError, UnsupportedModelError
+
+
+def read_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape]:
+    """transformers' config of a folder and its shape. CheckpointError: no folder, no config, a model that needs its own code."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder; give the folder that holds config.json and the .safetensors files")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json")
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (ValueError, OSError, KeyError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read by transformers: {error}") from error
+    return config, read_shape(config)
+
+
+def build_module(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The generating model of this config on the meta device, in eval mode; the caller's config is not shared.
+
+    UnsupportedModelError: transformers maps the config to no text-generating class.
+    """
+    own = copy.deepcopy(config)
+    # A config with a text part inside belongs to the wrapper class; the causal class would build that part alone.
+    is_composite = own.get_text_config(decoder=True) is not own
+    families = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    for family in reversed(families) if is_composite else families:
+        if type(own) in family._model_mapping:
+            with torch.device("meta"):
+                module = _from_config(family, own, dtype)
+            module.eval()
+            return module
+    raise UnsupportedModelError(
+        f"transformers maps {type(own).__name__} neither to a causal language model nor to an image-text model; "
+        "encoders and encoder-decoders are not served"
+    )
+
+
+def _from_config(family: Any, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
+    module: PreTrainedModel = family.from_config(config, dtype=dtype, trust_remote_code=False)
+    return module

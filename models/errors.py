@@ -1,0 +1,17 @@
+"""What goes wrong between a checkpoint and running text."""
+
+from __future__ import annotations
+
+from hal.config import HalError
+
+
+class CheckpointError(HalError, RuntimeError):
+    """A checkpoint folder does not hold exactly what its model needs; the text lists names, shapes and files."""
+
+
+class UnsupportedModelError(HalError, NotImplementedError):
+    """A transformers model cannot run on hal attention; the text says which module and why."""
+
+
+class GenerationError(HalError, ValueError):
+    """A prompt or a generation setting cannot be served; the text gives the value and the limit it meets."""

@@ -1,0 +1,82 @@
+"""Checkpoint keys -> parameters of the built module, by transformers' own renamings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    apply_renamings,
+    rename_source_key,
+)
+
+
+def conversions(module: PreTrainedModel) -> list[Any]:
+    """transformers' renamings and converters for this module, fresh: they collect tensors, so each pass needs its own."""
+    return list(get_model_conversion_mapping(module))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedKey:
+    """Where one checkpoint key goes. pattern names the converter branch it feeds, None for a plain copy."""
+
+    source: str
+    target: str
+    pattern: str | None
+    canonical: str
+    """The name before conversion: two keys that share it would fill the same place."""
+
+
+@dataclass(slots=True)
+class KeyResolver:
+    """Resolves keys against one module; pure, the module is not touched."""
+
+    module: PreTrainedModel
+    state: dict[str, torch.Tensor] = field(init=False)
+    renamings: list[Any] = field(init=False)
+    converters: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        mapping = conversions(self.module)
+        self.state = self.module.state_dict()
+        self.renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        self.converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+
+    def resolve(self, key: str) -> ResolvedKey | None:
+        """The parameter or persistent buffer that `key` feeds, None where there is none."""
+        target, pattern = self._rename(key, self.renamings, self.converters)
+        canonical = self._rename(key, self.renamings, [])[0]
+        if target not in self.state and key in self.state:
+            target, pattern, canonical = key, None, key
+        if target not in self.state:
+            return None
+        place = target if pattern is None else canonical.removeprefix(f"{self.module.base_model_prefix}.")
+        return ResolvedKey(source=key, target=target, pattern=pattern, canonical=place)
+
+    def _rename(self, key: str, renamings: list[Any], converters: list[Any]) -> tuple[str, str | None]:
+        return rename_source_key(key, renamings, converters, self.module.base_model_prefix, self.state)
+
+    def rename(self, key: str) -> str:
+        """The key after transformers' renamings, for messages and rules about keys that resolve to nothing."""
+        return apply_renamings(key, self.renamings)
+
+
+def find_collisions(resolved: Mapping[str, ResolvedKey]) -> dict[str, tuple[str, ...]]:
+    """Targets that two keys would fill: the same place twice, or a ready tensor beside parts of it."""
+    places: dict[str, list[str]] = defaultdict(list)
+    plain: dict[str, list[str]] = defaultdict(list)
+    parts: dict[str, list[str]] = defaultdict(list)
+    for key, place in resolved.items():
+        places[place.canonical].append(key)
+        (plain if place.pattern is None else parts)[place.target].append(key)
+    collisions = {name: tuple(keys) for name, keys in places.items() if len(keys) > 1}
+    for target in plain.keys() & parts.keys():
+        collisions[target] = tuple(plain[target] + parts[target])
+    return collisions

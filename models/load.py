@@ -1,0 +1,165 @@
+"""The two ways to a running model: from a checkpoint folder, or from a transformers module in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hal.common.device import Device, detect
+from hal.common.errors import NotBuiltError
+from hal.common.limits import Limits
+from hal.common.parallel import Parallel
+from hal.common.plan import Plan, plan
+from hal.config import ModelShape, read_shape
+from hal.config.dtypes import dtype_name
+
+from .binding import Step
+from .build import build_module, read_model
+from .checkpoint_index import read_index
+from .checkpoint_plan import plan_tensors
+from .errors import CheckpointError, UnsupportedModelError
+from .interface import BINDING, NAME, register
+from .loader import load_weights
+from .model import Model
+from .probe import bind_modules, up_projections
+from .support import check_supported
+from .text import read_tokenizer
+from .verdict import CheckpointPlan
+
+SHARE_OF_MEMORY = 4
+"""Without a number of pages the pool takes at most this fraction of the device's memory."""
+
+
+def load(
+    path: str | Path,
+    *,
+    device: Device | str | None = None,
+    dtype: object = None,
+    backend: str | None = None,
+    parallel: Parallel | None = None,
+    limits: Limits | None = None,
+    strict: bool = True,
+    progress: bool = True,
+) -> Model:
+    """A model folder, ready to generate; .plan says how it is served, .report how every tensor was accounted for.
+
+    device: this machine's best by default. dtype: the checkpoint's by default. strict=False lets missing weights be drawn
+    at random and unexpected ones be left out; anything ambiguous, colliding or of a wrong shape is refused all the same.
+    CheckpointError, UnsupportedModelError, ConfigError or NoBackend say what is wrong before a weight is read.
+    """
+    folder = Path(path)
+    config, shape = read_model(folder)
+    serving = _plan(shape, _find_device(device), dtype, backend, parallel, limits)
+    empty = build_module(config)
+    check_supported(empty, shape, serving.limits)
+    index = read_index(folder)
+    report = plan_tensors(index, empty, shape)
+    report.raise_if_bad(strict)
+    torch_dtype = getattr(torch, serving.dtype)
+    module = build_module(config, torch_dtype)
+    where = torch.device(serving.device.torch_device or "cpu")
+    notes = load_weights(module, index, report, device=where, dtype=torch_dtype, progress=progress)
+    report = replace(report, warnings=report.warnings + notes)
+    _read_generation_config(module, folder)
+    return _start(module, serving, None, report=report, tokenizer=read_tokenizer(folder))
+
+
+def attach(
+    module: PreTrainedModel,
+    *,
+    limits: Limits | None = None,
+    backend: str | None = None,
+    num_blocks: int | None = None,
+    tokenizer: Any = None,
+) -> Model:
+    """A module already in memory, ready to generate on the device and in the dtype it has.
+
+    The module itself is changed (deepcopy it to keep a plain one): its attention then works only through the Model.
+    """
+    shape = read_shape(module.config)
+    serving = _plan(shape, _device_of(module), module.dtype, backend, None, limits)
+    check_supported(module, shape, serving.limits)
+    return _start(module, serving, num_blocks, tokenizer=tokenizer)
+
+
+def _plan(
+    shape: ModelShape,
+    device: Device,
+    dtype: object,
+    backend: str | None,
+    parallel: Parallel | None,
+    limits: Limits | None,
+) -> Plan:
+    if parallel is not None and (parallel.tp > 1 or parallel.dcp > 1):
+        raise NotBuiltError(
+            f"hal.models serves one rank so far; parallel asks for tp={parallel.tp}, dcp={parallel.dcp}. "
+            "hal.plan() can already size it"
+        )
+    chosen = dtype_name(dtype or shape.dtype or "float32")
+    return plan(shape, device, limits=limits, dtype=chosen, backend=backend)
+
+
+def _find_device(device: Device | str | None) -> Device:
+    present = detect()
+    if device is None:
+        return present[0]
+    wanted = Device.from_arch(device) if isinstance(device, str) else device
+    if wanted.torch_device is not None:
+        return wanted
+    found = next((one for one in present if one.target == wanted.target), None)
+    if found is None:
+        raise UnsupportedModelError(
+            f"{wanted.target} is not in this machine (there is {', '.join(one.target for one in present)}); "
+            "hal explain plans for it without running"
+        )
+    return found
+
+
+def _device_of(module: PreTrainedModel) -> Device:
+    for device in detect():
+        if device.torch_device is not None and torch.device(device.torch_device).type == module.device.type:
+            return replace(device, torch_device=str(module.device))
+    raise UnsupportedModelError(f"the module lies on {module.device}, which hal does not know")
+
+
+def _start(
+    module: PreTrainedModel,
+    serving: Plan,
+    num_blocks: int | None,
+    *,
+    report: CheckpointPlan | None = None,
+    tokenizer: Any = None,
+) -> Model:
+    if any(BINDING in child.__dict__ for child in module.modules()):
+        raise UnsupportedModelError(f"this {type(module).__name__} already runs on hal attention")
+    register()
+    module.eval()
+    module.get_decoder().set_attn_implementation(NAME)
+    step = Step()
+    modules = bind_modules(module, serving.shape, step)
+    attention = serving.open(num_blocks or _pool_size(serving))
+    for layer_id, (w_uk, w_uv) in up_projections(modules, serving.shape).items():
+        attention.bind_weights(layer_id, w_uk, w_uv)
+    return Model(module, serving, attention, step, report=report, tokenizer=tokenizer)
+
+
+def _pool_size(serving: Plan) -> int:
+    wanted = serving.default_num_blocks()
+    memory = serving.device.memory_bytes
+    if memory is None or not serving.page_bytes:
+        return wanted
+    one_request = -(-serving.limits.max_model_len // serving.block_size)
+    return min(wanted, max(one_request, memory // SHARE_OF_MEMORY // serving.page_bytes))
+
+
+def _read_generation_config(module: PreTrainedModel, folder: Path) -> None:
+    if not (folder / "generation_config.json").is_file():
+        return
+    try:
+        module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'generation_config.json'} cannot be read: {error}") from error

@@ -1,0 +1,139 @@
+"""Checkpoint tensors -> a filled module, through transformers' own conversion, refused before anything is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from safetensors import safe_open
+from transformers import PreTrainedModel
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
+
+from .checkpoint_index import CheckpointIndex
+from .checkpoint_plan import quiet_transformers
+from .errors import CheckpointError
+from .keys import conversions
+from .verdict import CheckpointPlan
+
+SMALLEST_PORTION = 16 * 2**20
+
+
+def load_weights(
+    module: PreTrainedModel,
+    index: CheckpointIndex,
+    plan: CheckpointPlan,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: bool = True,
+) -> tuple[str, ...]:
+    """Fill a meta module from the files that `plan` accounts for; returns what the user should know about tied weights.
+
+    Tensors are read slice by slice straight to `device` and `dtype`. CheckpointError, with the module left unfinished,
+    if transformers' loader finds anything that the plan did not.
+    """
+    config = LoadStateDictConfig(
+        pretrained_model_name_or_path=str(index.folder),
+        device_map={"": device},
+        dtype=dtype,
+        dtype_plan=module._get_dtype_plan(dtype),
+        weight_mapping=conversions(module),
+    )
+    with ExitStack() as files, quiet_transformers():
+        info = _load_in_passes(module, index, plan, config, files, progress)
+        _check_against_plan(info, plan)
+        module._finalize_model_loading(module, config, info)
+    _check_nothing_left(module)
+    return _note_untied(module, plan)
+
+
+def _load_in_passes(
+    module: PreTrainedModel,
+    index: CheckpointIndex,
+    plan: CheckpointPlan,
+    config: LoadStateDictConfig,
+    files: ExitStack,
+    progress: bool,
+) -> Any:
+    # transformers reads everything that it is handed ahead of use; small portions bound what is held twice.
+    handles = {file: files.enter_context(safe_open(file, framework="pt")) for file in _files(index, plan)}
+    bar = files.enter_context(_progress_bar(progress))
+    task = bar.add_task("Loading weights", total=sum(_bytes(index, keys) for keys in plan.assigned.values()))
+    merged: Any = None
+    for keys in _portions(index, plan):
+        slices = {plan.renamed.get(key, key): handles[index.tensors[key].file].get_slice(key) for key in keys}
+        info, _ = convert_and_load_state_dict_in_model(module, slices, config)
+        merged = info if merged is None else _merge(merged, info)
+        bar.advance(task, _bytes(index, keys))
+    return merged
+
+
+def _portions(index: CheckpointIndex, plan: CheckpointPlan) -> Iterator[list[str]]:
+    total = sum(_bytes(index, keys) for keys in plan.assigned.values())
+    enough = max(SMALLEST_PORTION, total // 20)
+    portion: list[str] = []
+    for keys in plan.assigned.values():
+        portion += keys
+        if _bytes(index, portion) >= enough:
+            yield portion
+            portion = []
+    yield portion
+
+
+def _bytes(index: CheckpointIndex, keys: Iterable[str]) -> int:
+    return sum(index.tensors[key].num_bytes for key in keys)
+
+
+def _files(index: CheckpointIndex, plan: CheckpointPlan) -> set[Path]:
+    return {index.tensors[key].file for keys in plan.assigned.values() for key in keys}
+
+
+def _merge(first: Any, second: Any) -> Any:
+    first.missing_keys &= second.missing_keys
+    first.unexpected_keys |= second.unexpected_keys
+    first.mismatched_keys |= second.mismatched_keys
+    first.conversion_errors |= second.conversion_errors
+    first.error_msgs += second.error_msgs
+    return first
+
+
+def _progress_bar(shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
+
+
+def _check_against_plan(info: Any, plan: CheckpointPlan) -> None:
+    found: Mapping[str, Any] = {
+        "missing": sorted(set(info.missing_keys) - set(plan.missing) - _tied_names(plan)),
+        "unexpected": sorted(set(info.unexpected_keys) - set(plan.unexpected)),
+        "of another shape": sorted(str(key) for key in info.mismatched_keys),
+        "not convertible": [f"{name}: {error}" for name, error in info.conversion_errors.items()],
+        "failed": list(info.error_msgs),
+    }
+    problems = [f"{len(names)} {what}: {', '.join(map(str, names[:8]))}" for what, names in found.items() if names]
+    if problems:
+        raise CheckpointError(f"{plan.folder} loaded otherwise than its headers promised. " + "; ".join(problems))
+
+
+def _tied_names(plan: CheckpointPlan) -> set[str]:
+    return set(plan.tied) | set(plan.tied.values())
+
+
+def _check_nothing_left(module: PreTrainedModel) -> None:
+    left = [name for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensor.is_meta]
+    if left:
+        raise CheckpointError(f"{len(left)} tensors were neither loaded nor computed: {', '.join(left[:8])}")
+
+
+def _note_untied(module: PreTrainedModel, plan: CheckpointPlan) -> tuple[str, ...]:
+    return tuple(
+        f"the config ties {name} to {source}, but the checkpoint holds two different tensors; both are kept"
+        for name, source in plan.tied.items()
+        if module.get_parameter_or_buffer(name) is not module.get_parameter_or_buffer(source)
+    )

@@ -1,0 +1,111 @@
+"""A transformers model that runs on hal attention, and the text it generates."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hal.common.batch import Batch
+from hal.common.plan import Plan
+
+from .binding import Step
+from .generate import Generation, OnToken, generate
+from .sampling import Sampling
+from .text import Tokenizer, encode_prompts
+from .verdict import CheckpointPlan
+
+if TYPE_CHECKING:
+    from hal.common.attention import Attention
+
+
+class Model:
+    """A module bound to an open attention.
+
+    plan: what hal decided for it. report: how its checkpoint was read, None for a module that was handed in. module: the
+    transformers model; its attention works only through this object. tokenizer: the folder's, None where it has none.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        plan: Plan,
+        attention: Attention,
+        step: Step,
+        *,
+        report: CheckpointPlan | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.module = module
+        self.plan = plan
+        self.attention = attention
+        self.report = report
+        self.tokenizer = tokenizer
+        self._step = step
+        self._takes_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=module.device)
+
+    def forward(self, input_ids: torch.Tensor, batch: Batch, rows: Sequence[int] | None = None) -> torch.Tensor:
+        """Logits [rows, vocabulary] of one step; its keys and values are in the cache afterwards.
+
+        input_ids: int64 [tokens], the batch's new tokens end to end, no padding. rows: which of them to compute logits for,
+        by index, all by default.
+        """
+        metadata = self.attention.build(batch)
+        step = self._step
+        step.attention, step.metadata = self.attention, metadata
+        tokens = len(input_ids)
+        device = self.module.device
+        keywords: dict[str, Any] = {}
+        keep = None if rows is None or len(rows) == tokens else torch.tensor(rows, dtype=torch.long, device=device)
+        if keep is not None and self._takes_rows:
+            keywords["logits_to_keep"] = keep
+        try:
+            with torch.inference_mode():
+                # A mask of four dimensions is passed through untouched; hal's lengths say what may be seen.
+                output = self.module(
+                    input_ids=input_ids.to(device).unsqueeze(0),
+                    position_ids=metadata.positions[:tokens].unsqueeze(0),
+                    attention_mask=self._mask.expand(1, 1, tokens, 1),
+                    use_cache=False,
+                    **keywords,
+                )
+        finally:
+            step.metadata = step.index = None
+        logits: torch.Tensor = output.logits[0]
+        return logits if keep is None or self._takes_rows else logits[keep]
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        max_new_tokens: int = 128,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        eos_token_ids: Sequence[int] | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[Generation]:
+        """One Generation per prompt, in the prompts' order; prompts of any lengths run together, without padding.
+
+        prompts: texts, where the folder has a tokenizer, or token ids. eos_token_ids: where to stop, by default as the
+        model's generation config says. on_token is called with (prompt index, token id) as tokens come.
+        GenerationError: an empty prompt, one that is too long, a setting out of range. CapacityError: the page pool cannot
+        hold one of the prompts; the text says how many pages would do.
+        """
+        sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+        stops = self.eos_token_ids if eos_token_ids is None else frozenset(eos_token_ids)
+        encoded = encode_prompts(prompts, self.tokenizer)
+        return generate(self, encoded, max_new_tokens, sampling, stops, on_token)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end a text, from the model's generation config."""
+        config = getattr(self.module, "generation_config", None)
+        eos = getattr(config, "eos_token_id", None)
+        if eos is None:
+            return frozenset()
+        return frozenset([eos] if isinstance(eos, int) else eos)

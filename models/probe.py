@@ -1,0 +1,117 @@
+"""One token through the whole model with nothing computed: finds the attention modules and holds each to its layer's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from hal.config import LayerShape, ModelShape
+
+from .binding import DenseBinding, LatentBinding, Step
+from .checks import check_first_call
+from .errors import UnsupportedModelError
+from .indexer import tap_indexer
+from .interface import BINDING, AttentionCall
+from .latent import patch_expand, split_up_projection
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeBinding:
+    """Checks the call of one module, notes it, and answers with zeros."""
+
+    layer: LayerShape
+    step: Step
+    seen: dict[int, torch.nn.Module] = field(default_factory=dict)
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
+        """See interface.Binding."""
+        layer = self.layer
+        check_first_call(layer, module, call)
+        if layer.layer_id in self.seen:
+            raise UnsupportedModelError(f"layer {layer.layer_id} ({type(module).__name__}) attends twice in one step")
+        _check_widths(layer, module, query, key, value)
+        owns_index = layer.indexer is not None and layer.indexer.owns
+        if (self.step.take_index() is not None) != owns_index:
+            raise UnsupportedModelError(
+                f"layer {layer.layer_id} ({type(module).__name__}) {'did not run' if owns_index else 'ran'} an indexer, "
+                f"but its config gives it {'one' if owns_index else 'none'} of its own"
+            )
+        self.seen[layer.layer_id] = module
+        return query.new_zeros((1, query.shape[2], query.shape[1], layer.v_head_dim))
+
+
+def bind_modules(module: PreTrainedModel, shape: ModelShape, step: Step) -> dict[int, torch.nn.Module]:
+    """Patch and bind every attention module of the text decoder; returns them by layer id.
+
+    Modules are found by structure: a layer_idx, and a call of the attention function. The module is changed, its class is
+    not. UnsupportedModelError for a layer that never calls it or calls it with values that its shape does not hold.
+    """
+    decoder = module.get_decoder()
+    candidates = [child for child in decoder.modules() if isinstance(getattr(child, "layer_idx", None), int)]
+    seen: dict[int, torch.nn.Module] = {}
+    for child in candidates:
+        if 0 <= child.layer_idx < shape.num_layers:
+            layer = shape.layer(child.layer_idx)
+            _patch(child, layer, step)
+            setattr(child, BINDING, ProbeBinding(layer, step, seen))
+    _run_one_token(module)
+    silent = [layer.layer_id for layer in shape.layers if layer.layer_id not in seen]
+    if silent:
+        classes = sorted({type(child).__name__ for child in candidates if child.layer_idx in silent})
+        raise UnsupportedModelError(
+            f"{type(module).__name__}: layers {silent} never called the attention function "
+            f"(modules with their layer_idx: {', '.join(classes) or 'none'})"
+        )
+    for child in candidates:
+        child.__dict__.pop(BINDING, None)
+    for layer_id, child in seen.items():
+        setattr(child, BINDING, _bind(shape.layer(layer_id), step))
+    return seen
+
+
+def up_projections(modules: dict[int, torch.nn.Module], shape: ModelShape) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """w_uk and w_uv of every MLA layer, as views of the modules' weights."""
+    return {
+        layer_id: split_up_projection(module, shape.layer(layer_id), mla)
+        for layer_id, module in modules.items()
+        if (mla := shape.layer(layer_id).mla) is not None
+    }
+
+
+def _patch(child: torch.nn.Module, layer: LayerShape, step: Step) -> None:
+    expands = hasattr(child, "expand_kv")
+    if expands and layer.mla is not None:
+        patch_expand(child)
+    indexer = getattr(child, "indexer", None)
+    if isinstance(indexer, torch.nn.Module) and layer.indexer is not None:
+        tap_indexer(indexer, layer, layer.indexer, step)
+
+
+def _bind(layer: LayerShape, step: Step) -> DenseBinding | LatentBinding:
+    return DenseBinding(layer, step) if layer.mla is None else LatentBinding(layer, layer.mla, step)
+
+
+def _run_one_token(module: PreTrainedModel) -> None:
+    token = torch.zeros((1, 1), dtype=torch.long, device=module.device)
+    with torch.inference_mode():
+        module(input_ids=token, position_ids=torch.zeros_like(token), use_cache=False)
+
+
+def _check_widths(
+    layer: LayerShape, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> None:
+    if layer.mla is None:
+        wanted = (layer.num_kv_heads, layer.head_dim, layer.num_kv_heads, layer.v_head_dim)
+    else:
+        wanted = (1, layer.mla.kv_lora_rank, 1, layer.mla.qk_rope_head_dim)
+    found = (key.shape[1], key.shape[-1], value.shape[1], value.shape[-1])
+    if (query.shape[1], query.shape[-1]) != (layer.num_heads, layer.head_dim) or found != wanted:
+        raise UnsupportedModelError(
+            f"layer {layer.layer_id} ({type(module).__name__}) attends with queries {list(query.shape)}, keys "
+            f"{list(key.shape)}, values {list(value.shape)}; its config describes {layer.num_heads} heads of "
+            f"{layer.head_dim}, and keys and values as (heads, width) {wanted[:2]} and {wanted[2:]}"
+        )

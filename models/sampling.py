@@ -1,0 +1,51 @@
+"""Logits -> the next token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .errors import GenerationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen: temperature 0 takes the likeliest, top_p < 1 cuts the tail of the distribution first.
+
+    With a seed every prompt has its own stream, so that its text does not depend on what it is batched with.
+    GenerationError for values out of range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise GenerationError(f"temperature is {self.temperature}; expected 0 (greedy) or a positive number")
+        if not 0.0 < self.top_p <= 1.0:
+            raise GenerationError(f"top_p is {self.top_p}; expected more than 0 and at most 1")
+
+    def generator(self, prompt: int) -> torch.Generator | None:
+        """The stream of one prompt, None where nothing is drawn."""
+        if self.temperature == 0.0:
+            return None
+        generator = torch.Generator()
+        if self.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed((self.seed * 1_000_003 + prompt) % 2**63)
+        return generator
+
+
+def choose_tokens(logits: torch.Tensor, sampling: Sampling, generators: list[torch.Generator | None]) -> list[int]:
+    """One token per row of logits [rows, vocabulary]; row i draws from generators[i]."""
+    if sampling.temperature == 0.0:
+        return [int(token) for token in logits.argmax(dim=-1).tolist()]
+    probabilities = torch.softmax(logits.float().cpu() / sampling.temperature, dim=-1)
+    ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
+    if sampling.top_p < 1.0:
+        ordered = ordered.masked_fill(ordered.cumsum(dim=-1) - ordered >= sampling.top_p, 0.0)
+    drawn = [torch.multinomial(row, 1, generator=source) for row, source in zip(ordered, generators, strict=True)]
+    return [int(row[place]) for row, place in zip(tokens, drawn, strict=True)]

@@ -1,0 +1,57 @@
+"""Which models hal can serve, told from structure before anything is changed."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from transformers import PreTrainedModel
+
+from hal.common.limits import Limits
+from hal.config import LayerShape, ModelShape
+
+from .errors import UnsupportedModelError
+
+GROWING_ROPE = frozenset({"dynamic", "longrope"})
+"""Rotary kinds whose frequencies depend on the longest position of a whole batch."""
+
+
+def check_supported(module: PreTrainedModel, shape: ModelShape, limits: Limits) -> None:
+    """Nothing, or UnsupportedModelError that names the module or layer and why it cannot run on hal attention."""
+    name = type(module).__name__
+    if not module._supports_attention_backend:
+        raise UnsupportedModelError(
+            f"{name} declares _supports_attention_backend = False: its attention is not behind transformers' attention "
+            "interface, so hal cannot take it over"
+        )
+    if "decoder_input_ids" in inspect.signature(module.forward).parameters:
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; hal.models serves decoders")
+    for layer in shape.layers:
+        reason = _why_not(layer)
+        if reason:
+            raise UnsupportedModelError(f"{name}, layer {layer.layer_id}: {reason}")
+    _check_rope(module, limits)
+
+
+def _why_not(layer: LayerShape) -> str:
+    if layer.kind == "none":
+        return "it is not an attention layer (linear attention, convolution or state space); its state cannot be paged yet"
+    if layer.kind == "compressed":
+        return "compressed attention is not built yet in hal.models"
+    if layer.kind == "cross":
+        return "cross-attention inside a decoder is not served"
+    if layer.position_bias is not None:
+        return f"it adds a position bias ({layer.position_bias}) to its scores, which hal does not compute"
+    if layer.indexer is not None and layer.indexer.pool > 1:
+        return f"its indexer pools {layer.indexer.pool} keys, which is not built yet in hal.models"
+    return ""
+
+
+def _check_rope(module: torch.nn.Module, limits: Limits) -> None:
+    for child in module.modules():
+        original = getattr(child, "original_max_seq_len", None)
+        if getattr(child, "rope_type", None) in GROWING_ROPE and original and limits.max_model_len > original:
+            raise UnsupportedModelError(
+                f"{type(child).__name__} changes its frequencies for every request of a step once one passes {original} "
+                f"tokens; serve it with max_model_len at most {original} (it is {limits.max_model_len})"
+            )
