@@ -1,0 +1,173 @@
+"""A backend whose calls are the float64 reference: the suite's own yardstick, and a base for fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hal.common.backend import Backend
+from hal.common.capabilities import Capabilities
+from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
+from hal.common.parallel import Parallel
+
+from . import reference
+
+Attended = tuple[torch.Tensor, torch.Tensor | None]
+
+
+class ReferenceBackend(Backend):
+    """The reference as a backend on CPU tensors. It is not registered: hand it to conformance_cases, or subclass it."""
+
+    name = "reference"
+    platform = "cpu"
+    capabilities = Capabilities(
+        families=frozenset({"attention", "mla", "sparse_mla"}),
+        dtypes=("float32", "bfloat16", "float16", "float64"),
+        kv_layouts={"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",)},
+        index_layouts=("indexer",),
+        max_index_pool=8,
+        window=True,
+        sink=True,
+        softcap=True,
+        non_causal=True,
+        chunk=True,
+        dcp=True,
+        lse=True,
+        deterministic=True,
+        masked_varlen=True,
+    )
+
+    def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
+        reference.write_rows(cache, slots, parts)
+
+    def gather_cache(self, cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(part.to(cache.storage.dtype) for part in reference.gather_rows(cache, rows))
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> Attended:
+        state = reference.paged_attention(
+            q,
+            cache,
+            batch,
+            softmax_scale=softmax_scale,
+            window=window,
+            chunk=chunk,
+            softcap=softcap,
+            causal=causal,
+        )
+        return _deliver(state, q.dtype, need_lse, out)
+
+    def varlen_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_start_loc: torch.Tensor,
+        k_start_loc: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+        selected: torch.Tensor | None = None,
+        first_key: torch.Tensor | None = None,
+    ) -> Attended:
+        del max_query_len, max_seq_len
+        state = reference.varlen_attention(
+            q,
+            k,
+            v,
+            q_start_loc,
+            k_start_loc,
+            softmax_scale=softmax_scale,
+            window=window,
+            softcap=softcap,
+            causal=causal,
+            selected=selected,
+            first_key=first_key,
+        )
+        return _deliver(state, q.dtype, need_lse, out)
+
+    def index_scores(
+        self,
+        iq: torch.Tensor,
+        weights: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        chunk: IndexerChunk | None = None,
+    ) -> torch.Tensor:
+        return reference.index_scores(iq, weights, cache, batch, chunk).float()
+
+    def select_topk(
+        self, scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int, deterministic: bool = True
+    ) -> torch.Tensor:
+        del deterministic
+        return reference.select_topk(scores, lengths, k, width)
+
+    def expand_pools(self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
+        return reference.expand_pools(topk, lengths, pool, width)
+
+    def rows_from_topk(
+        self,
+        topk: torch.Tensor,
+        req_id: torch.Tensor,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        block_size: int,
+        rows_per_page: int | None = None,
+        parallel: Parallel,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return reference.rows_from_topk(
+            topk,
+            req_id,
+            block_table,
+            seq_lens,
+            block_size=block_size,
+            rows_per_page=rows_per_page,
+            parallel=parallel,
+        )
+
+    def sparse_mla(
+        self,
+        q: torch.Tensor,
+        segments: Sequence[Segment],
+        *,
+        kv_lora_rank: int,
+        softmax_scale: float,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> Attended:
+        state = reference.sparse_mla(q, segments, kv_lora_rank=kv_lora_rank, softmax_scale=softmax_scale)
+        return _deliver(state, q.dtype, need_lse, out)
+
+    def merge_states(
+        self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = reference.merge_states(out_a, lse_a, out_b, lse_b)
+        return out.to(out_a.dtype), lse.float()
+
+    def apply_sink(self, out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        return reference.apply_sink(out, lse, sink).to(out.dtype)
+
+
+def _deliver(state: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype, need_lse: bool, out: torch.Tensor | None) -> Attended:
+    result = state[0].to(dtype)
+    return (result if out is None else out.copy_(result)), (state[1].float() if need_lse else None)

@@ -1,0 +1,27 @@
+"""Every kernel call in float64, one token at a time, straight from its definition; slow, and meant to be read."""
+
+from .caches import gather_rows, locate_row, read_parts, write_rows
+from .merging import apply_sink, merge_states
+from .paged import paged_attention
+from .pools import expand_pools
+from .rows import rows_from_topk
+from .scores import index_scores
+from .sparse import sparse_mla
+from .topk import select_topk
+from .varlen import varlen_attention
+
+__all__ = [
+    "apply_sink",
+    "expand_pools",
+    "gather_rows",
+    "index_scores",
+    "locate_row",
+    "merge_states",
+    "paged_attention",
+    "read_parts",
+    "rows_from_topk",
+    "select_topk",
+    "sparse_mla",
+    "varlen_attention",
+    "write_rows",
+]

@@ -1,0 +1,70 @@
+"""Rows of a cache: where they are, what they hold, how they get there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from hal.common.errors import BatchError
+from hal.common.kernels import KVCache
+
+
+def locate_row(cache: KVCache, row: int) -> tuple[int, int]:
+    """Page and offset of a row, a flat index into the cache seen as [pages * rows_per_page, width]."""
+    return divmod(row, cache.rows_per_page)
+
+
+def read_parts(cache: KVCache, page: int, offset: int) -> tuple[torch.Tensor, ...]:
+    """The parts of one cached token in float64."""
+    row = cache.storage[page, offset].double()
+    parts = []
+    start = 0
+    for shape in cache.layout.parts:
+        parts.append(row[start : start + prod(shape)].reshape(shape))
+        start += prod(shape)
+    return tuple(parts)
+
+
+def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The parts [n, *part] at rows [n] in float64; zeros for row -1."""
+    parts = tuple(torch.zeros(rows.numel(), *shape).double() for shape in cache.layout.parts)
+    for index, row in enumerate(rows.tolist()):
+        if row < 0:
+            continue
+        for part, piece in zip(parts, read_parts(cache, *locate_row(cache, row)), strict=True):
+            part[index] = piece
+    return parts
+
+
+def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """The parts, put where slots [tokens] say; slot -1 puts nothing anywhere.
+
+    A slot is page * block_size + offset: it counts tokens, where a row counts the page's unused rows as well.
+    """
+    cache.layout.check_parts([tuple(part.shape[1:]) for part in parts])
+    tokens = slots.numel()
+    if any(part.shape[0] != tokens for part in parts):
+        raise BatchError(f"{tokens} slots for parts of {[part.shape[0] for part in parts]} tokens; one slot each")
+    for token, slot in enumerate(slots.tolist()):
+        if slot < 0:
+            continue
+        page, offset = divmod(slot, cache.block_size)
+        row = torch.cat([part[token].flatten() for part in parts])
+        cache.storage[page, offset] = row.to(cache.storage.dtype)
+
+
+def read_request(cache: KVCache, block_table: Sequence[int], seq_len: int) -> tuple[torch.Tensor, ...]:
+    """The parts [seq_len, *part] of a request's tokens, in order, by its row of the block table.
+
+    Tokens on a page that the table does not name (-1: freed behind a window) come out as NaN.
+    """
+    parts = tuple(torch.full((seq_len, *shape), torch.nan).double() for shape in cache.layout.parts)
+    for position in range(seq_len):
+        page = block_table[position // cache.block_size]
+        if page < 0:
+            continue
+        for part, piece in zip(parts, read_parts(cache, page, position % cache.block_size), strict=True):
+            part[position] = piece
+    return parts

@@ -1,0 +1,58 @@
+"""Attention over a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hal.common.errors import BatchError
+from hal.common.kernels import KVCache, PagedBatch
+
+from .caches import read_request
+from .softmax import attend_keys, empty_result, visible_keys
+
+
+def paged_attention(
+    q: torch.Tensor,
+    cache: KVCache,
+    batch: PagedBatch,
+    *,
+    softmax_scale: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    causal: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out [tokens, heads, v_head_dim] and lse [tokens, heads]; a request's last query sits at its last position."""
+    _check_query(q, cache)
+    starts = batch.query_start_loc.tolist()
+    lengths = batch.seq_lens.tolist()
+    tables = batch.block_table.tolist()
+    out, lse = empty_result(q.shape[0], q.shape[1], _value_width(cache))
+    for request, seq_len in enumerate(lengths):
+        keys, values = read_keys(cache, tables[request], seq_len)
+        first, stop = starts[request], starts[request + 1]
+        for token in range(first, stop):
+            position = seq_len - (stop - token)
+            seen = visible_keys(position, seq_len, causal=causal, window=window, chunk=chunk)
+            out[token], lse[token] = attend_keys(q[token], keys[seen], values[seen], softmax_scale=softmax_scale, softcap=softcap)
+    return out, lse
+
+
+def read_keys(cache: KVCache, block_table: Sequence[int], seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A request's keys and values [seq_len, kv_heads, width]; a latent row is one head's key, its first part the value."""
+    first, second = read_request(cache, block_table, seq_len)
+    if cache.layout.name == "kv":
+        return first, second
+    return torch.cat((first, second), dim=1)[:, None], first[:, None]
+
+
+def _value_width(cache: KVCache) -> int:
+    return cache.layout.parts[1][1] if cache.layout.name == "kv" else cache.layout.parts[0][0]
+
+
+def _check_query(q: torch.Tensor, cache: KVCache) -> None:
+    kv_heads, head_dim = cache.layout.parts[0] if cache.layout.name == "kv" else (1, cache.layout.width)
+    if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % kv_heads:
+        raise BatchError(f"q has shape {list(q.shape)}; the cache needs [tokens, a multiple of {kv_heads} heads, {head_dim}]")

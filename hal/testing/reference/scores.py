@@ -1,0 +1,33 @@
+"""The lightning indexer's scores."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
+
+from .caches import read_request
+
+
+def index_scores(
+    iq: torch.Tensor,
+    weights: torch.Tensor,
+    cache: KVCache,
+    batch: PagedBatch,
+    chunk: IndexerChunk | None = None,
+) -> torch.Tensor:
+    """Scores [chunk tokens, keys]: sum over heads of weight * relu(q . k) for each key up to the token itself, else -inf."""
+    first, stop = (0, iq.shape[0]) if chunk is None else (chunk.token_start, chunk.token_stop)
+    width = batch.max_seq_len if chunk is None else chunk.max_seq_len
+    scores = torch.full((stop - first, width), -math.inf).double()
+    starts = batch.query_start_loc.tolist()
+    tables = batch.block_table.tolist()
+    for request, seq_len in enumerate(batch.seq_lens.tolist()):
+        (keys,) = read_request(cache, tables[request], seq_len)
+        for token in range(max(starts[request], first), min(starts[request + 1], stop)):
+            bound = max(seq_len - (starts[request + 1] - token) + 1, 0)
+            products = torch.relu(iq[token].double() @ keys[:bound].T)
+            scores[token - first, :bound] = weights[token].double() @ products
+    return scores

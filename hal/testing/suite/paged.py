@@ -1,0 +1,202 @@
+"""Cases of paged_attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from hal.common.backend import Backend
+from hal.common.capabilities import Capabilities
+from hal.common.kernels import KVCache, PagedBatch
+from hal.common.layouts import Layout, attention_layout, latent_layout
+from hal.testing import reference
+from hal.testing.case import Case, Sizes, describe
+from hal.testing.cases import DECODE, MIXED, BatchCase, batches
+from hal.testing.compare import expect_identical
+from hal.testing.storage import (
+    ROOMY,
+    STRIDED,
+    TIGHT,
+    StorageCase,
+    build_cache,
+    copy_cache,
+    make_generator,
+    paged_batch,
+    poisoned,
+    random_tensor,
+    torch_dtype,
+)
+
+from .layouts import declared_layouts
+from .placement import place_of, spread_rows
+from .results import check_attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedCase:
+    """One call of paged_attention. widths: (head_dim, v_head_dim) of a `kv` cache, (lora, rope) of a `latent` one.
+
+    frees_pages: pages that no query sees any more are taken from the table. note: what sets the case apart in its id.
+    """
+
+    layout: str
+    dtype: str
+    block_size: int
+    batch: BatchCase
+    heads: int
+    kv_heads: int
+    widths: tuple[int, int]
+    note: str = ""
+    storage: StorageCase = TIGHT
+    softmax_scale: float = 0.3
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    causal: bool = True
+    need_lse: bool = True
+    gives_out: bool = True
+    spreads_rows: bool = False
+    frees_pages: bool = False
+    repeats: bool = False
+
+    @property
+    def id(self) -> str:
+        """Readable, and unique within a backend's suite."""
+        return describe(
+            "paged_attention", self.layout, self.dtype, f"page{self.block_size}", self.batch.id, self.note, self.storage.id
+        )
+
+    @property
+    def cache_layout(self) -> Layout:
+        """The layout of the cache."""
+        if self.layout == "kv":
+            return attention_layout(self.kv_heads, *self.widths, self.dtype)
+        return latent_layout(*self.widths, self.dtype)
+
+
+def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
+    """Every case of paged_attention that the declaration calls for."""
+    for layout in declared_layouts(capabilities, "attention", "mla"):
+        for spec in _specs(layout, capabilities, sizes):
+            yield Case(call="paged_attention", id=spec.id, check=partial(check_paged, spec))
+
+
+def _specs(layout: str, capabilities: Capabilities, sizes: Sizes) -> Iterator[PagedCase]:
+    is_latent = layout == "latent"
+    heads, kv_heads = (sizes.latent_heads[0], 1) if is_latent else sizes.heads[0]
+    usual = PagedCase(
+        layout=layout,
+        dtype=sizes.dtype,
+        block_size=sizes.block_size,
+        batch=MIXED,
+        heads=heads,
+        kv_heads=kv_heads,
+        widths=sizes.profile.latents[0] if is_latent else sizes.widths[0],
+        need_lse=capabilities.lse,
+    )
+    for dtype, block_size, batch in sizes.sweep(batches):
+        yield replace(usual, dtype=dtype, block_size=block_size, batch=batch)
+    yield from _vary_form(usual)
+    yield from _vary_latents(usual, sizes) if is_latent else _vary_heads(usual, sizes)
+    for block_size in sizes.option_block_sizes:
+        yield from _vary_options(replace(usual, block_size=block_size), capabilities)
+    if capabilities.deterministic:
+        yield replace(usual, note="twice", repeats=True)
+
+
+def _vary_heads(usual: PagedCase, sizes: Sizes) -> Iterator[PagedCase]:
+    for heads, kv_heads in sizes.heads[1:]:
+        yield replace(usual, heads=heads, kv_heads=kv_heads, note=f"{heads}heads_on_{kv_heads}")
+    for widths in sizes.widths[1:]:
+        for batch in (MIXED, DECODE):
+            yield replace(usual, batch=batch, widths=widths, note=f"widths{widths[0]}_{widths[1]}")
+
+
+def _vary_latents(usual: PagedCase, sizes: Sizes) -> Iterator[PagedCase]:
+    for heads in sizes.latent_heads[1:]:
+        yield replace(usual, heads=heads, note=f"{heads}heads")
+    for lora, rope in sizes.profile.latents[1:]:
+        yield replace(usual, widths=(lora, rope), note=f"lora{lora}_rope{rope}")
+
+
+def _vary_form(usual: PagedCase) -> Iterator[PagedCase]:
+    for storage in (ROOMY, STRIDED):
+        for batch in (MIXED, DECODE):
+            yield replace(usual, batch=batch, storage=storage)
+    yield replace(usual, note="own_out", gives_out=False)
+    yield replace(usual, note="no_lse", need_lse=False)
+    yield replace(usual, note="strided_q", spreads_rows=True)
+    yield replace(usual, note="scale1", softmax_scale=1.0)
+
+
+def _vary_options(usual: PagedCase, capabilities: Capabilities) -> Iterator[PagedCase]:
+    plain = [usual, replace(usual, batch=DECODE)]
+    for case in plain:
+        if capabilities.window:
+            yield from (replace(case, window=window, note=f"window{window}") for window in (1, 4, 16, 1000))
+            yield replace(case, window=5, frees_pages=True, note="window5_freed_pages")
+        if capabilities.chunk:
+            yield from (replace(case, chunk=chunk, note=f"chunk{chunk}") for chunk in (1, 6, 16, 1000))
+            yield replace(case, chunk=6, frees_pages=True, note="chunk6_freed_pages")
+        if capabilities.softcap:
+            yield replace(case, softcap=1.5, softmax_scale=1.0, note="softcap1.5")
+        if capabilities.softcap and capabilities.window:
+            yield replace(case, softcap=1.5, window=4, note="softcap1.5_window4")
+        if capabilities.non_causal:
+            yield replace(case, causal=False, note="non_causal")
+
+
+def check_paged(case: PagedCase, backend: Backend) -> None:
+    """Nothing, or ConformanceError."""
+    generator, where, dtype = make_generator(case.id), place_of(backend), torch_dtype(case.dtype)
+    cache, table = build_cache(case.cache_layout, case.batch.seq_lens, case.block_size, generator, case.storage)
+    if case.frees_pages:
+        _free_pages(case, cache, table)
+    tokens, is_latent = case.batch.num_tokens, case.layout == "latent"
+    q = random_tensor(generator, tokens, case.heads, sum(case.widths) if is_latent else case.widths[0], dtype=case.dtype)
+    expected = reference.paged_attention(
+        q,
+        cache,
+        paged_batch(case.batch, table),
+        softmax_scale=case.softmax_scale,
+        window=case.window,
+        chunk=case.chunk,
+        softcap=case.softcap,
+        causal=case.causal,
+    )
+    out = poisoned(tokens, case.heads, expected[0].shape[2], dtype=dtype, device=where) if case.gives_out else None
+    given_q = spread_rows(q.to(where)) if case.spreads_rows else q.to(where)
+    call = partial(_call, case, backend, given_q, copy_cache(cache, where), paged_batch(case.batch, table, where))
+    check_attention(call, expected, out, dtype, case.need_lse)
+    if case.repeats:
+        expect_identical(call(None)[0], call(None)[0], "out of a second run")
+
+
+def _call(
+    case: PagedCase, backend: Backend, q: torch.Tensor, cache: KVCache, batch: PagedBatch, out: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return backend.paged_attention(
+        q,
+        cache,
+        batch,
+        softmax_scale=case.softmax_scale,
+        window=case.window,
+        chunk=case.chunk,
+        softcap=case.softcap,
+        causal=case.causal,
+        need_lse=case.need_lse,
+        out=out,
+    )
+
+
+def _free_pages(case: PagedCase, cache: KVCache, table: torch.Tensor) -> None:
+    """Take the pages behind every query's reach from the table and poison them, as a window's page group does."""
+    for request, (query_len, seq_len) in enumerate(zip(case.batch.query_lens, case.batch.seq_lens, strict=True)):
+        position = seq_len - query_len
+        first = max(0, position - case.window + 1) if case.window else position // (case.chunk or 1) * (case.chunk or 1)
+        for column in range(first // case.block_size):
+            cache.storage[int(table[request, column])] = torch.nan
+            table[request, column] = -1

@@ -1,0 +1,28 @@
+"""Moving a case's tensors to where a backend works."""
+
+from __future__ import annotations
+
+import torch
+
+from hal.common.backend import Backend
+from hal.common.errors import BackendError
+
+
+def place_of(backend: Backend) -> str:
+    """Where the backend's tensors live; BackendError for a device that can hold none."""
+    where = backend.device.torch_device
+    if where is None:
+        raise BackendError(f"{backend.name} on {backend.device}: the device is not here and has no torch_device")
+    return where
+
+
+def spread_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values with wider strides between rows, as a slice of a fused projection has; NaN lies in between."""
+    wide = torch.full((tensor.shape[0], 2, *tensor.shape[1:]), torch.nan, dtype=tensor.dtype, device=tensor.device)
+    wide[:, 1] = tensor
+    return wide[:, 1]
+
+
+def transpose_lse(lse: torch.Tensor) -> torch.Tensor:
+    """The same [tokens, heads] as a view of [heads, tokens]."""
+    return lse.t().contiguous().t()

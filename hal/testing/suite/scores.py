@@ -1,0 +1,105 @@
+"""Cases of index_scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hal.common.backend import Backend
+from hal.common.capabilities import Capabilities
+from hal.common.errors import NotBuiltError
+from hal.common.kernels import IndexerChunk
+from hal.common.layouts import index_layout
+from hal.testing import reference
+from hal.testing.case import Case, Sizes, describe
+from hal.testing.cases import MIXED, BatchCase, batches
+from hal.testing.compare import expect, expect_close, expect_dtype
+from hal.testing.storage import (
+    ROOMY,
+    STRIDED,
+    TIGHT,
+    StorageCase,
+    build_cache,
+    copy_cache,
+    make_generator,
+    paged_batch,
+    random_tensor,
+)
+
+from .placement import place_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCase:
+    """One call of index_scores. chunk: (first token, token after the last) where only a part of the batch is scored."""
+
+    dtype: str
+    block_size: int
+    batch: BatchCase
+    heads: int
+    head_dim: int
+    note: str = ""
+    storage: StorageCase = TIGHT
+    chunk: tuple[int, int] | None = None
+
+    @property
+    def id(self) -> str:
+        """Readable, and unique within a backend's suite."""
+        run = f"tokens{self.chunk[0]}to{self.chunk[1]}" if self.chunk else ""
+        page = f"page{self.block_size}"
+        return describe("index_scores", self.dtype, page, self.batch.id, self.note, run, self.storage.id)
+
+
+def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
+    """Every case of index_scores that the declaration calls for."""
+    strange = [name for name in capabilities.index_layouts if name != "indexer"]
+    if strange:
+        raise NotBuiltError(f"the conformance suite has no cases for the index layouts {', '.join(strange)} yet")
+    for spec in _specs(sizes):
+        yield Case(call="index_scores", id=spec.id, check=partial(check_scores, spec))
+
+
+def _specs(sizes: Sizes) -> Iterator[ScoreCase]:
+    heads, head_dim = sizes.profile.index
+    usual = ScoreCase(dtype=sizes.dtype, block_size=sizes.block_size, batch=MIXED, heads=heads, head_dim=head_dim)
+    for dtype, block_size, batch in sizes.sweep(batches):
+        yield replace(usual, dtype=dtype, block_size=block_size, batch=batch)
+    yield from (replace(usual, heads=count, note=f"{count}heads") for count in (1, 16))
+    yield from (replace(usual, storage=storage) for storage in (ROOMY, STRIDED))
+    for block_size in sizes.option_block_sizes:
+        for chunk in ((0, 5), (2, 3), (5, 14), (7, 12), (14, 15), (0, 15), (6, 6)):
+            yield replace(usual, block_size=block_size, chunk=chunk)
+
+
+def check_scores(case: ScoreCase, backend: Backend) -> None:
+    """Nothing, or ConformanceError."""
+    generator, where = make_generator(case.id), place_of(backend)
+    layout = index_layout(case.head_dim, case.dtype)
+    cache, table = build_cache(layout, case.batch.seq_lens, case.block_size, generator, case.storage)
+    tokens = case.batch.num_tokens
+    iq = random_tensor(generator, tokens, case.heads, case.head_dim, dtype=case.dtype, scale=case.head_dim**-0.5)
+    weights = random_tensor(generator, tokens, case.heads, dtype="float32")
+    chunk = _make_chunk(case)
+    expected = reference.index_scores(iq, weights, cache, paged_batch(case.batch, table), chunk)
+    scores = backend.index_scores(
+        iq.to(where), weights.to(where), copy_cache(cache, where), paged_batch(case.batch, table, where), chunk
+    )
+    expect_dtype(scores, weights.dtype, "scores")
+    expect_close(scores, expected, "float32" if case.dtype == "float64" else case.dtype, "scores")
+    expect(not bool(scores.isnan().any()), "scores hold NaN")
+
+
+def _make_chunk(case: ScoreCase) -> IndexerChunk | None:
+    if case.chunk is None:
+        return None
+    first, stop = case.chunk
+    covered = case.batch.positions[first:stop]
+    requests = [request for request, _ in covered] or [0]
+    return IndexerChunk(
+        token_start=first,
+        token_stop=stop,
+        request_start=min(requests),
+        request_stop=max(requests) + bool(covered),
+        max_seq_len=max((position + 1 for _, position in covered), default=0),
+    )

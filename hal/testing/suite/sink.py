@@ -1,0 +1,48 @@
+"""Cases of apply_sink."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from hal.common.backend import Backend
+from hal.common.capabilities import Capabilities
+from hal.testing import reference
+from hal.testing.case import Case, Sizes, describe
+from hal.testing.compare import expect, expect_close, expect_dtype
+from hal.testing.storage import make_generator, random_tensor, torch_dtype
+
+from .placement import place_of, transpose_lse
+
+TOKENS, HEADS, WIDTH = 6, 5, 16
+
+
+def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
+    """Every case of apply_sink."""
+    del capabilities
+    for dtype in sizes.dtypes:
+        for sink_dtype in dict.fromkeys((dtype, "float32")):
+            for tokens in (TOKENS, 0):
+                note = "" if tokens else "zero_tokens"
+                name = describe("apply_sink", dtype, f"{sink_dtype}_sink", note)
+                yield Case(call="apply_sink", id=name, check=partial(check_sink, dtype, sink_dtype, tokens, name))
+
+
+def check_sink(dtype: str, sink_dtype: str, tokens: int, name: str, backend: Backend) -> None:
+    """Nothing, or ConformanceError; a sink far below leaves out as it is, one far above takes all of it, an empty row stays 0."""
+    generator, where = make_generator(name), place_of(backend)
+    out = random_tensor(generator, tokens, HEADS, WIDTH, dtype=dtype)
+    lse = random_tensor(generator, tokens, HEADS, dtype="float32", scale=3.0)
+    sink = random_tensor(generator, HEADS, dtype=sink_dtype)
+    sink[1], sink[2] = -1e4, 1e4
+    out[:1], lse[:1] = 0.0, -math.inf
+    expected = reference.apply_sink(out, lse, sink)
+    actual = backend.apply_sink(out.to(where), transpose_lse(lse.to(where)), sink.to(where))
+    expect_dtype(actual, torch_dtype(dtype), "out")
+    expect_close(actual, expected, dtype, "out")
+    expect(bool((actual[:1] == 0).all()), "a row without keys is not exactly 0 after its sink")
+    expect(bool((actual[:, 1] == out.to(where)[:, 1]).all()), "a sink far below the LSE changed out")
+    expect(bool(torch.isfinite(actual).all()), "out is not finite")
