@@ -67,6 +67,14 @@ class Backend:
         """Reasons beyond the declared capabilities; a pure function of the request that imports no vendor library."""
         return ()
 
+    @classmethod
+    def explain_call_refusal(cls, call: str, phase: str, request: Request) -> tuple[Reason, ...]:
+        """Reasons against one call in one phase ("decode", "prefill", or "" for a call without phases); as pure as the above.
+
+        Where there are any, selection takes the call from the next backend that serves the request.
+        """
+        return ()
+
     def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
         """Write parts [tokens, *part] at slots int64 [tokens], a slot is page * block_size + offset; -1 writes nothing."""
         raise NotImplementedError

@@ -85,7 +85,7 @@ def _make_selection(
     owns_index = request.layer.indexer is not None and request.layer.indexer.owns
     return Selection(
         backend=chosen.name,
-        providers={call: _provider(call, able) for call in _calls(request)},
+        providers={call: _provider(call, able, request) for call in _calls(request)},
         kv_layout=layouts[0] if request.kv_layout == "auto" else request.kv_layout,
         index_layout=capabilities.index_layouts[0] if owns_index else None,
         block_size=block_size,
@@ -115,10 +115,13 @@ def _calls(request: Request) -> tuple[str, ...]:
     return tuple(calls)
 
 
-def _provider(call: str, able: list[type[Backend]]) -> str:
-    name = call.partition(".")[0]
-    owners = [cls for cls in able if cls.provides is None or name in cls.provides]
-    return (owners or able)[0].name
+def _provider(key: str, able: list[type[Backend]], request: Request) -> str:
+    """The first able backend whose own call it is and that has nothing against it; the last one able where none does."""
+    call, _, phase = key.partition(".")
+    for cls in able:
+        if (cls.provides is None or call in cls.provides) and not cls.explain_call_refusal(call, phase, request):
+            return cls.name
+    return able[-1].name
 
 
 def _describe_refusal(request: Request, verdicts: Mapping[str, tuple[Reason, ...]]) -> str:

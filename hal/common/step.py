@@ -61,8 +61,9 @@ class MLARun:
 class Phase:
     """The decodes or the prefills of a step, in execution order; slices count from the step's first.
 
-    name: "decode" or "prefill". batches: one PagedBatch per cache group. req_id: int32 [tokens], counted within the phase.
-    key_bounds: int32 [tokens], how many keys each token may see. chunks: by top-k, what to score together. runs: by kind, for MLA layers.
+    name: "decode" or "prefill". batches: one PagedBatch per cache group. req_id: int32 [tokens], within the phase.
+    key_bounds: int32 [tokens], how many keys each token may see. chunks: by top-k, what to score together. runs: by kind,
+    for MLA layers.
     """
 
     name: str
