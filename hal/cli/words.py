@@ -52,9 +52,15 @@ def group_alike(layers: Iterable[LayerShape]) -> tuple[tuple[LayerShape, tuple[i
     """Layers that differ in nothing but their ids, each group by its first layer and all its ids."""
     groups: dict[LayerShape, list[LayerShape]] = {}
     for layer in layers:
-        source = 0 if layer.kv_source == layer.layer_id else layer.kv_source + 1
-        groups.setdefault(replace(layer, layer_id=0, kv_source=source), []).append(layer)
+        groups.setdefault(_without_ids(layer), []).append(layer)
     return tuple((members[0], tuple(layer.layer_id for layer in members)) for members in groups.values())
+
+
+def _without_ids(layer: LayerShape) -> LayerShape:
+    """The layer as id 0; what it reads of itself reads itself still, what it reads of another layer stays as it is."""
+    own = layer.layer_id
+    kv, entries = (-1 if source == own else source for source in (layer.kv_source, layer.entry_source))
+    return replace(layer, layer_id=0, kv_source=-1 if kv is None else kv, entry_source=entries)
 
 
 def say_layer(layer: LayerShape) -> str:
@@ -78,6 +84,9 @@ def _layer_words(layer: LayerShape) -> Iterator[str]:
         indexer = layer.indexer
         scorer = f"{indexer.num_heads} index heads of {indexer.head_dim}" if indexer.owns else "an earlier layer's choice"
         yield f"top {indexer.topk} by {scorer}" + (f", keys pooled by {indexer.pool}" if indexer.pool > 1 else "")
+    if layer.block_sparse is not None:
+        blocks = layer.block_sparse
+        yield f"top {blocks.topk_blocks} blocks of {blocks.block_size} by {blocks.num_heads} index heads of {blocks.head_dim}"
     yield from _mask_words(layer)
 
 

@@ -80,11 +80,20 @@ def test_device_is_probed_and_checked(site: Path) -> None:
     assert backends["dummy:portable"]["check"]["passed"], backends["dummy:portable"]["check"]
 
 
-def test_serving_a_batch_matches_the_cpu(site: Path) -> None:
-    code = (ROOT / "tests" / "packaging" / "serve_on_dummy.py").read_text()
-    environ = {**os.environ, "PYTHONPATH": str(site)}
-    result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+def serve_one_batch(environ: dict[str, str]) -> tuple[str, str]:
+    """Who served the example's batch, and what came out."""
+    command = [sys.executable, str(ROOT / "examples" / "serve_one_batch.py")]
+    result = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+    who, _, what = result.stdout.strip().partition(": ")
+    return who, what
+
+
+def test_serving_a_batch_matches_the_cpu(site: Path) -> None:
+    cpu, expected = serve_one_batch(dict(os.environ))
+    dummy, found = serve_one_batch({**os.environ, "PYTHONPATH": str(site)})
+    assert (cpu, dummy) == ("cpu by cpu", "dummy:d1 by dummy:portable")
+    assert found == expected
 
 
 def test_broken_plugin_leaves_the_others_alone(config: Path, site: Path, tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""A mistake on the command line: one line on stderr, exit code 2, nothing on stdout, no traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hal.cli import main
+
+GOOD = {
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "vocab_size": 10,
+    "max_position_embeddings": 16,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(GOOD))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": ')
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+MISTAKES = {
+    "explain-no-such-path": (["explain", "{}/absent"], "does not exist"),
+    "explain-broken-json": (["explain", "{}/broken"], "config.json"),
+    "explain-folder-without-config": (["explain", "{}/empty"], "config.json"),
+    "explain-unknown-arch": (["explain", "{}", "--device", "gfx9421"], "did you mean 'gfx942'"),
+    "explain-unknown-backend": (["explain", "{}", "--backend", "gpu"], "unknown backend 'gpu'"),
+    "explain-unknown-dtype": (["explain", "{}", "--dtype", "bf17"], "unknown dtype 'bf17'"),
+    "explain-unknown-layout": (["explain", "{}", "--kv-layout", "paged"], "'paged'"),
+    "explain-no-memory": (["explain", "{}", "--memory", "0"], "--memory is 0"),
+    "explain-zero-ranks": (["explain", "{}", "--tp", "0"], "tp is 0"),
+    "explain-negative-page": (["explain", "{}", "--block-size", "-1"], "block_size is -1"),
+    "explain-no-requests": (["explain", "{}", "--max-num-seqs", "0"], "max_num_seqs is 0"),
+    "generate-no-such-folder": (["generate", "{}/absent", "hello"], "is not a folder"),
+    "generate-broken-json": (["generate", "{}/broken", "hello"], "config.json"),
+    "generate-empty-prompt": (["generate", "{}", "  "], "the prompt is empty"),
+    "generate-unknown-device": (["generate", "{}", "hello", "--device", "tpu"], "unknown target 'tpu'"),
+    "generate-unknown-backend": (["generate", "{}", "hello", "--backend", "gpu"], "unknown backend 'gpu'"),
+    "generate-no-tokenizer": (["generate", "{}", "hello"], "holds no tokenizer"),
+    "compile-not-written": (["compile"], "hal compile is not written yet"),
+    "bench-not-written": (["bench"], "hal bench is not written yet"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "text"), MISTAKES.values(), ids=MISTAKES)
+def test_mistake_is_one_line(arguments: list[str], text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main([argument.replace("{}", str(folder)) for argument in arguments])
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.startswith("hal: ")
+    assert captured.err.count("\n") == 1
+    assert text in captured.err
+
+
+@pytest.mark.parametrize("arguments", [["explain"], ["explain", "a", "--no-such-option"], ["no-such-command"]], ids=str)
+def test_usage_error_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_unknown_log_level_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HAL_LOG", "loud")
+    assert main(["matrix"]) == 2
+    assert "debug, info, warning, error" in capsys.readouterr().err
+
+
+def test_unknown_backend_in_the_environment_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HAL_BACKEND", "gpu")
+    assert main(["explain", str(folder)]) == 2
+    assert "unknown backend 'gpu'" in capsys.readouterr().err
+
+
+def test_misspelt_variable_is_pointed_out_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HAL_BACKEMD", "cpu")
+    assert main(["explain", str(folder)]) == 0
+    assert capsys.readouterr().err.count("did you mean HAL_BACKEND?") == 1
+
+
+@pytest.mark.parametrize("command", ["explain", "generate", "doctor"])
+def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"hal {command} " in capsys.readouterr().out.partition("Examples:")[2] + " "

@@ -1,0 +1,44 @@
+"""The fleet's files against the arch table, and the support table against selection."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hal.cli import main
+from hal.common.registry import backends, platforms
+from hal.matrix import read_fleet, support_table
+
+
+def test_every_platform_has_a_file() -> None:
+    assert {proof.platform for proof in read_fleet()} == set(platforms())
+
+
+@pytest.mark.parametrize("proof", read_fleet(), ids=lambda proof: proof.platform)
+def test_archs_to_prove_are_in_the_table(proof) -> None:
+    assert set(proof.archs) <= {arch.name for arch in platforms()[proof.platform].archs()}
+
+
+def test_support_table_has_every_arch_once() -> None:
+    targets = [row.target for row in support_table()]
+    assert len(targets) == len(set(targets)) == sum(len(platform.archs()) for platform in platforms().values())
+
+
+def test_a_kind_is_served_by_the_archs_own_platform() -> None:
+    served = {(row.target.partition(":")[0], name) for row in support_table() for name in row.backends.values() if name}
+    assert served
+    assert all(backends()[name].platform == platform for platform, name in served)
+
+
+def test_cpu_serves_every_kind_it_declares() -> None:
+    (row,) = (row for row in support_table("float32") if row.target == "cpu")
+    assert {kind for kind, name in row.backends.items() if name == "cpu"} >= {"GQA", "window", "sinks", "MLA", "sparse MLA"}
+
+
+def test_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["matrix", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["support"]) == len(support_table())
+    assert main(["matrix"]) == 0
+    assert "sparse MLA" in capsys.readouterr().out
