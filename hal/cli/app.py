@@ -121,7 +121,7 @@ def generate(
     device: Annotated[str, typer.Option(help="Where to run. Default: the best device of this machine.")] = "",
     backend: Annotated[str | None, typer.Option(help="Pin a backend by name.")] = None,
     dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32, or auto for the checkpoint's.")] = "auto",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 128,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens to write. Default: up to 128.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Leave the tokenizer's chat template out.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print times and tokens per second.")] = False,
 ) -> None:

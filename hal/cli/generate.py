@@ -10,25 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from hal.common.device import Device
+from hal.common.environment import read_variable
 from hal.common.limits import Limits
 from hal.config import ModelShape, read_shape
 
 from .console import InputError, check_backend_name, checked
 
+SHORT_ANSWER = 128
 STEP_TOKENS = 2048
 """Prompt tokens per step: long prompts run in pieces of this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the command line asks; an empty device means this machine's best."""
+    """What the command line asks; an empty device means this machine's best, max_new_tokens None a short answer."""
 
     folder: Path
     text: str
     device: str = ""
     backend: str | None = None
     dtype: str = "auto"
-    max_new_tokens: int = 128
+    max_new_tokens: int | None = None
     raw: bool = False
     stats: bool = False
 
@@ -50,25 +52,31 @@ def run_generate(prompt: Prompt) -> int:
 
 
 def _generate(prompt: Prompt, shape: ModelShape) -> int:
+    from transformers.utils import logging as transformers_logging
+
     from hal.models import load
     from hal.models.text import read_tokenizer
 
+    if read_variable("HAL_LOG") is None:
+        # Advice on how transformers is called is none of the user's business here.
+        transformers_logging.set_verbosity_error()
     started = time.perf_counter()
     tokenizer = read_tokenizer(prompt.folder)
     if tokenizer is None:
         raise InputError(f"{prompt.folder} holds no tokenizer; hal generate needs tokenizer.json beside the weights")
     tokens = _encode(prompt, tokenizer)
+    count = _count_new(len(tokens), prompt.max_new_tokens, shape)
     model = load(
         prompt.folder,
         device=prompt.device or None,
         dtype=None if prompt.dtype == "auto" else prompt.dtype,
         backend=prompt.backend,
-        limits=_limits(len(tokens), prompt.max_new_tokens, shape),
+        limits=Limits(len(tokens) + count, 1, min(len(tokens), STEP_TOKENS)),
         progress=sys.stderr.isatty(),
     )
     loaded = time.perf_counter()
     stream = _Stream(tokenizer)
-    model.generate([tokens], prompt.max_new_tokens, on_token=stream.put)
+    model.generate([tokens], count, on_token=stream.put)
     stream.end()
     if prompt.stats:
         sys.stderr.write(stream.describe(len(tokens), loaded - started, loaded, _where(model)))
@@ -84,15 +92,15 @@ def _encode(prompt: Prompt, tokenizer: Any) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _limits(num_tokens: int, max_new_tokens: int, shape: ModelShape) -> Limits:
-    longest = num_tokens + max_new_tokens
+def _count_new(num_tokens: int, asked: int | None, shape: ModelShape) -> int:
+    """Tokens to write: what is asked for, else a short answer as far as the model's positions reach."""
     most = shape.max_position_embeddings
-    if most is not None and longest > most:
+    if most is not None and num_tokens + (asked or 1) > most:
         raise InputError(
-            f"the prompt has {num_tokens} tokens and {max_new_tokens} new ones are asked for; the model has {most} positions. "
+            f"the prompt has {num_tokens} tokens and {asked or 1} more are asked for; the model has {most} positions. "
             "Shorten the prompt or lower --max-new-tokens"
         )
-    return Limits(max_model_len=longest, max_num_seqs=1, max_num_batched_tokens=min(num_tokens, STEP_TOKENS))
+    return asked or (SHORT_ANSWER if most is None else min(SHORT_ANSWER, most - num_tokens))
 
 
 def _where(model: Any) -> str:
