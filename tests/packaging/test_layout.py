@@ -63,3 +63,8 @@ def test_no_tracked_file_names_a_machine_path() -> None:
         if b"\0" not in text and (match := MACHINE_PATH.search(text.decode("utf-8", "replace"))):
             found.append(f"{path.relative_to(ROOT)}: {match.group().strip()}")
     assert found == []
+
+
+def test_readme_shows_the_example_as_it_is() -> None:
+    _, _, code = (ROOT / "examples" / "serve_one_batch.py").read_text().partition('"""\n\n')
+    assert f"```python\n{code}```" in (ROOT / "README.md").read_text()
