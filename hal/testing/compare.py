@@ -57,6 +57,23 @@ def expect_dtype(actual: torch.Tensor, dtype: torch.dtype, what: str) -> None:
     expect(actual.dtype == dtype, f"{what} is {actual.dtype}; expected {dtype}")
 
 
+def expect_wide(actual: torch.Tensor, dtype: object, what: str) -> None:
+    """Nothing, or ConformanceError where the tensor is not fp32; float64 inputs may keep float64."""
+    expect(
+        actual.dtype in (torch.float32, *([torch.float64] if _name(dtype) == "float64" else [])),
+        f"{what} is {actual.dtype}; expected torch.float32",
+    )
+
+
+def wide_dtype(dtype: object) -> str:
+    """The dtype whose tolerance holds for fp32 results of inputs of a dtype."""
+    return "float32" if _name(dtype) == "float64" else _name(dtype)
+
+
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def expect_error(kinds: tuple[type[Exception], ...], what: str, action: Callable[[], object]) -> None:
     """Nothing, or ConformanceError where the action returns or raises anything but one of the kinds."""
     names = " or ".join(kind.__name__ for kind in kinds)

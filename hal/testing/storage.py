@@ -120,8 +120,3 @@ def paged_batch(batch: BatchCase, block_table: torch.Tensor, device: str = "cpu"
         max_seq_len=batch.max_seq_len,
         num_decodes=batch.num_decodes,
     )
-
-
-def row_of(cache: KVCache, table: Sequence[int], position: int) -> int:
-    """The row of a request's token."""
-    return table[position // cache.block_size] * cache.rows_per_page + position % cache.block_size

@@ -12,8 +12,8 @@ from hal.common.kernels import KVCache
 
 
 def locate_row(cache: KVCache, row: int) -> tuple[int, int]:
-    """Page and offset of a row, a flat index into the cache seen as [pages * rows_per_page, width]."""
-    return divmod(row, cache.rows_per_page)
+    """Page and offset of a row, a flat index into `cache.rows`: every page starts page_stride rows after the last."""
+    return divmod(row, cache.page_stride)
 
 
 def read_parts(cache: KVCache, page: int, offset: int) -> tuple[torch.Tensor, ...]:
@@ -41,7 +41,7 @@ def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """The parts, put where slots [tokens] say; slot -1 puts nothing anywhere.
 
-    A slot is page * block_size + offset: it counts tokens, where a row counts the page's unused rows as well.
+    A slot is page * block_size + offset: it counts tokens, where a row counts unused rows as well.
     """
     cache.layout.check_parts([tuple(part.shape[1:]) for part in parts])
     tokens = slots.numel()

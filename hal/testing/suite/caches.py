@@ -90,7 +90,7 @@ def check_gather(case: CacheCase, backend: Backend) -> None:
 
 
 def _row_of_slot(cache: KVCache, slots: torch.Tensor) -> torch.Tensor:
-    return slots // cache.block_size * cache.rows_per_page + slots % cache.block_size
+    return slots // cache.block_size * cache.page_stride + slots % cache.block_size
 
 
 def _random_places(generator: torch.Generator, tokens: int, count: int) -> torch.Tensor:

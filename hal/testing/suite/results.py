@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from hal.testing.compare import expect, expect_close, expect_dtype
+from hal.testing.compare import expect, expect_close, expect_dtype, expect_wide, wide_dtype
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -34,5 +34,5 @@ def check_attention(
     if given_lse is None:
         expect(False, "an LSE was asked for, and none came back")
         return
-    expect_dtype(given_lse, torch.float32, "lse")
-    expect_close(given_lse, expected[1], torch.float32 if dtype == torch.float64 else dtype, "lse")
+    expect_wide(given_lse, dtype, "lse")
+    expect_close(given_lse, expected[1], wide_dtype(dtype), "lse")

@@ -14,7 +14,7 @@ from hal.common.layouts import index_layout
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import MIXED, BatchCase, batches
-from hal.testing.compare import expect, expect_close, expect_dtype
+from hal.testing.compare import expect, expect_close, expect_wide, wide_dtype
 from hal.testing.storage import (
     ROOMY,
     STRIDED,
@@ -85,8 +85,8 @@ def check_scores(case: ScoreCase, backend: Backend) -> None:
     scores = backend.index_scores(
         iq.to(where), weights.to(where), copy_cache(cache, where), paged_batch(case.batch, table, where), chunk
     )
-    expect_dtype(scores, weights.dtype, "scores")
-    expect_close(scores, expected, "float32" if case.dtype == "float64" else case.dtype, "scores")
+    expect_wide(scores, case.dtype, "scores")
+    expect_close(scores, expected, wide_dtype(case.dtype), "scores")
     expect(not bool(scores.isnan().any()), "scores hold NaN")
 
 

@@ -147,7 +147,7 @@ def _make_segment(case: SparseCase, number: int, generator: torch.Generator) -> 
         table if table.numel() else torch.full((1, 1), -1, dtype=torch.int32),
         torch.tensor(case.batch.seq_lens or (0,), dtype=torch.int32),
         block_size=block_size,
-        rows_per_page=cache.rows_per_page,
+        rows_per_page=cache.page_stride,
         parallel=Parallel(),
     )
     return Segment(cache, rows, valid)

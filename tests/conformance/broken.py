@@ -1,0 +1,288 @@
+"""Backends with one mistake each, of the kinds that real kernels have made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from hal.common.kernels import Segment
+from hal.common.parallel import Parallel
+from hal.testing import ReferenceBackend, reference
+
+
+class IgnoresWindow(ReferenceBackend):
+    def paged_attention(self, *args, window=None, **kwargs):
+        return super().paged_attention(*args, **kwargs)
+
+
+class WindowKeepsOneMore(ReferenceBackend):
+    def paged_attention(self, *args, window=None, **kwargs):
+        return super().paged_attention(*args, window=window and window + 1, **kwargs)
+
+
+class IgnoresChunk(ReferenceBackend):
+    def paged_attention(self, *args, chunk=None, **kwargs):
+        return super().paged_attention(*args, **kwargs)
+
+
+class ChunkIsAWindow(ReferenceBackend):
+    def paged_attention(self, *args, chunk=None, window=None, **kwargs):
+        return super().paged_attention(*args, window=chunk or window, **kwargs)
+
+
+class IgnoresSoftcap(ReferenceBackend):
+    def varlen_attention(self, *args, softcap=None, **kwargs):
+        return super().varlen_attention(*args, **kwargs)
+
+
+class AlwaysCausal(ReferenceBackend):
+    def varlen_attention(self, *args, causal=True, **kwargs):
+        return super().varlen_attention(*args, **kwargs)
+
+
+class ReadsUnwrittenRows(ReferenceBackend):
+    def paged_attention(self, q, cache, batch, **kwargs):
+        out, lse = super().paged_attention(q, cache, batch, **kwargs)
+        return out.add_(0 * cache.storage.sum()), lse
+
+
+class ReadsFreedPages(ReferenceBackend):
+    def paged_attention(self, q, cache, batch, **kwargs):
+        out, lse = super().paged_attention(q, cache, batch, **kwargs)
+        widths = -(-batch.seq_lens // cache.block_size)
+        for request, width in enumerate(widths.tolist()):
+            for page in batch.block_table[request, :width].tolist():
+                rows = cache.storage[page if page >= 0 else 0, :1]
+                out += 0 * rows.sum()
+        return out, lse
+
+
+class LeavesEmptyRows(ReferenceBackend):
+    def paged_attention(self, q, cache, batch, *, out=None, need_lse=False, **kwargs):
+        fresh, lse = super().paged_attention(q, cache, batch, need_lse=True, **kwargs)
+        out = torch.full_like(fresh, torch.nan) if out is None else out
+        has_keys = lse > -math.inf
+        out[has_keys] = fresh[has_keys]
+        return out, lse if need_lse else None
+
+
+class FiniteEmptyLse(ReferenceBackend):
+    def sparse_mla(self, *args, **kwargs):
+        out, lse = super().sparse_mla(*args, **kwargs)
+        return out, None if lse is None else lse.clamp(min=-1e30)
+
+
+class BaseTwoLse(ReferenceBackend):
+    def paged_attention(self, *args, **kwargs):
+        out, lse = super().paged_attention(*args, **kwargs)
+        return out, None if lse is None else lse / math.log(2)
+
+    def sparse_mla(self, *args, **kwargs):
+        out, lse = super().sparse_mla(*args, **kwargs)
+        return out, None if lse is None else lse / math.log(2)
+
+
+class HalfPrecisionLse(ReferenceBackend):
+    def varlen_attention(self, q, *args, **kwargs):
+        out, lse = super().varlen_attention(q, *args, **kwargs)
+        return out, None if lse is None else lse.to(torch.bfloat16)
+
+
+class UnaskedLse(ReferenceBackend):
+    def sparse_mla(self, *args, need_lse=False, **kwargs):
+        return super().sparse_mla(*args, need_lse=True, **kwargs)
+
+
+class IgnoresOut(ReferenceBackend):
+    def sparse_mla(self, *args, out=None, **kwargs):
+        return super().sparse_mla(*args, **kwargs)
+
+
+class AlignsQueriesToTheFirstKey(ReferenceBackend):
+    def varlen_attention(self, q, k, v, q_start_loc, k_start_loc, *args, causal=True, **kwargs):
+        if causal:
+            starts = zip(q_start_loc[:-1].tolist(), q_start_loc[1:].tolist(), k_start_loc[:-1].tolist(), strict=True)
+            lengths = [(first, stop, key) for first, stop, key in starts]
+            k_start_loc = torch.tensor([0, *(stop - first for first, stop, _ in lengths)]).cumsum(0)
+            picked = [key + index for first, stop, key in lengths for index in range(stop - first)]
+            rows = torch.tensor(picked, dtype=torch.long).clamp(max=k.shape[0] - 1)
+            k, v = k[rows], v[rows]
+        return super().varlen_attention(q, k, v, q_start_loc, k_start_loc, *args, causal=causal, **kwargs)
+
+
+class InterleavesHeadGroups(ReferenceBackend):
+    def varlen_attention(self, q, k, *args, **kwargs):
+        groups = q.shape[1] // k.shape[1]
+        order = torch.arange(q.shape[1]).reshape(groups, k.shape[1]).t().flatten()
+        return super().varlen_attention(q[:, order], k, *args, **kwargs)
+
+
+class IgnoresSelection(ReferenceBackend):
+    def varlen_attention(self, *args, selected=None, **kwargs):
+        return super().varlen_attention(*args, **kwargs)
+
+
+class IgnoresFirstKey(ReferenceBackend):
+    def varlen_attention(self, *args, first_key=None, **kwargs):
+        return super().varlen_attention(*args, **kwargs)
+
+
+class AttendsAbsentRowsAsRowZero(ReferenceBackend):
+    def sparse_mla(self, q, segments, **kwargs):
+        whole = [Segment(c, rows.clamp(min=0), torch.full_like(valid, rows.shape[1])) for c, rows, valid in segments]
+        return super().sparse_mla(q, whole, **kwargs)
+
+
+class AttendsTheFirstListOnly(ReferenceBackend):
+    def sparse_mla(self, q, segments, **kwargs):
+        return super().sparse_mla(q, segments[:1], **kwargs)
+
+
+class ReadsThirtyTwoBitAddresses(ReferenceBackend):
+    def gather_cache(self, cache, rows):
+        return super().gather_cache(cache, rows % (2**31 // cache.layout.width))
+
+
+class ReadsRowMinusOne(ReferenceBackend):
+    def gather_cache(self, cache, rows):
+        return super().gather_cache(cache, rows.clamp(min=0))
+
+
+class IgnoresPageStride(ReferenceBackend):
+    def gather_cache(self, cache, rows):
+        index = rows // cache.page_stride * cache.block_size + rows % cache.page_stride
+        read = cache.rows[index.clamp(min=0)].masked_fill(rows[:, None] < 0, 0)
+        return cache.layout.unpack(read)
+
+
+class WritesSlotMinusOne(ReferenceBackend):
+    def write_cache(self, cache, slots, *parts):
+        last = cache.num_pages * cache.block_size - 1
+        super().write_cache(cache, torch.where(slots < 0, last, slots), *parts)
+
+
+class WritesWholePages(ReferenceBackend):
+    def write_cache(self, cache, slots, *parts):
+        super().write_cache(cache, slots, *parts)
+        cache.storage[:, cache.block_size :] = 0
+
+
+class ScoresWithoutRelu(ReferenceBackend):
+    def index_scores(self, iq, weights, cache, batch, chunk=None):
+        both = (torch.cat((iq, -iq), dim=1), torch.cat((weights, -weights), dim=1))
+        return super().index_scores(*both, cache, batch, chunk)
+
+
+class ScoresLeaveColumnsUnmasked(ReferenceBackend):
+    def index_scores(self, *args):
+        return super().index_scores(*args).nan_to_num(neginf=0.0)
+
+
+class ScoresIgnoreChunkStart(ReferenceBackend):
+    def index_scores(self, iq, weights, cache, batch, chunk=None):
+        whole = super().index_scores(iq, weights, cache, batch)
+        return whole if chunk is None else whole[: chunk.token_stop - chunk.token_start, : chunk.max_seq_len]
+
+
+class TiesGoToTheHigherId(ReferenceBackend):
+    def select_topk(self, scores, lengths, k, width, deterministic=True):
+        topk = super().select_topk(scores, lengths, k, width)
+        for row, length in enumerate(lengths.clamp(min=0).tolist()):
+            flipped = super().select_topk(scores[row : row + 1, :length].flip(1), lengths[row : row + 1], k, width)
+            topk[row] = torch.where(flipped < 0, flipped, length - 1 - flipped)
+        return topk
+
+
+class NanIsTheBest(ReferenceBackend):
+    def select_topk(self, scores, *args):
+        return super().select_topk(scores.nan_to_num(math.inf, math.inf, -math.inf), *args)
+
+
+class MinusZeroIsSmaller(ReferenceBackend):
+    def select_topk(self, scores, *args):
+        is_minus_zero = (scores == 0) & scores.signbit()
+        return super().select_topk(scores.masked_fill(is_minus_zero, -1e-30), *args)
+
+
+class LooksPastTheLength(ReferenceBackend):
+    def select_topk(self, scores, lengths, *args):
+        return super().select_topk(scores, torch.where(lengths > 0, scores.shape[1], 0), *args)
+
+
+class DropsMaskedColumns(ReferenceBackend):
+    def select_topk(self, scores, lengths, k, width, deterministic=True):
+        topk = super().select_topk(scores, lengths, k, width)
+        chosen = scores.masked_fill(scores.isnan(), -math.inf).gather(1, topk.clamp(min=0).long()) if topk.numel() else topk
+        return torch.where(chosen == -math.inf, -1, topk)
+
+
+class DropsTheOpenTail(ReferenceBackend):
+    def expand_pools(self, topk, lengths, pool, width):
+        return super().expand_pools(topk, lengths // pool * pool, pool, width)
+
+
+class ReachesIntoTheNextRequest(ReferenceBackend):
+    def rows_from_topk(self, topk, req_id, block_table, seq_lens, **kwargs):
+        return super().rows_from_topk(topk, req_id, block_table, torch.full_like(seq_lens, 2**31 - 1), **kwargs)
+
+
+class NegativeBlockIsBlockZero(ReferenceBackend):
+    def rows_from_topk(self, topk, req_id, block_table, seq_lens, **kwargs):
+        return super().rows_from_topk(topk, req_id, block_table.clamp(min=0), seq_lens, **kwargs)
+
+
+class RowsIgnorePageStride(ReferenceBackend):
+    def rows_from_topk(self, *args, rows_per_page=None, **kwargs):
+        return super().rows_from_topk(*args, **kwargs)
+
+
+class RowsKeepTheirColumns(ReferenceBackend):
+    def rows_from_topk(self, topk, *args, **kwargs):
+        rows, valid = super().rows_from_topk(topk, *args, **kwargs)
+        return rows.flip(1), valid
+
+
+class RowsLoseTheirOrder(ReferenceBackend):
+    def rows_from_topk(self, topk, *args, **kwargs):
+        return super().rows_from_topk(topk.flip(1), *args, **kwargs)
+
+
+class RowsOfEveryRank(ReferenceBackend):
+    def rows_from_topk(self, *args, parallel, **kwargs):
+        return super().rows_from_topk(*args, parallel=Parallel(), **kwargs)
+
+
+class RunsOfOneToken(ReferenceBackend):
+    def rows_from_topk(self, *args, parallel, **kwargs):
+        return super().rows_from_topk(*args, parallel=replace(parallel, interleave=1), **kwargs)
+
+
+class MergesDeadOutputs(ReferenceBackend):
+    def merge_states(self, out_a, lse_a, out_b, lse_b):
+        _, lse = super().merge_states(out_a, lse_a, out_b, lse_b)
+        sides = ((out_a, lse_a), (out_b, lse_b))
+        weighted = [out * torch.exp(level - lse).nan_to_num(0.0)[..., None] for out, level in sides]
+        return sum(weighted).to(out_a.dtype), lse
+
+
+class InfiniteLseIsAlive(ReferenceBackend):
+    def merge_states(self, out_a, lse_a, out_b, lse_b):
+        return super().merge_states(out_a, lse_a.nan_to_num(neginf=-math.inf), out_b, lse_b.clamp(max=3e38))
+
+
+class RoundsTheIdentity(ReferenceBackend):
+    def merge_states(self, out_a, lse_a, out_b, lse_b):
+        out, lse = reference.merge_states(out_a, lse_a, out_b, lse_b)
+        return (out * (1 + 1e-5)).to(out_a.dtype), lse.float()
+
+
+class AppliesSinkTwice(ReferenceBackend):
+    def apply_sink(self, out, lse, sink):
+        return super().apply_sink(super().apply_sink(out, lse, sink), lse, sink)
+
+
+class IgnoresSink(ReferenceBackend):
+    def apply_sink(self, out, lse, sink):
+        return out

@@ -1,0 +1,40 @@
+"""Options that pick what runs on this machine: --device for an accelerator, --backend for one backend's conformance cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from hal.common.device import Device
+from hal.common.errors import BackendError
+from hal.testing.targets import find_device, find_targets
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("hal")
+    group.addoption("--device", metavar="PLATFORM", help="run the tests marked `hardware` on this platform's device")
+    group.addoption("--backend", metavar="NAME", help="hold only this backend to the contract; it must be able to run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        if config.getoption("--device") is not None:
+            find_device(config.getoption("--device"))
+        if config.getoption("--backend") is not None:
+            find_targets(config.getoption("--backend"))
+    except (ValueError, BackendError) as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--device") is not None:
+        return
+    skip = pytest.mark.skip(reason="needs an accelerator; name its platform with --device")
+    for item in items:
+        if item.get_closest_marker("hardware") is not None:
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def hardware_device(request: pytest.FixtureRequest) -> Device:
+    """The accelerator named by --device."""
+    return find_device(request.config.getoption("--device"))
