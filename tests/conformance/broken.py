@@ -233,6 +233,13 @@ class NegativeBlockIsBlockZero(ReferenceBackend):
         return super().rows_from_topk(topk, req_id, block_table.clamp(min=0), seq_lens, **kwargs)
 
 
+class ClampsTheTableInPlace(ReferenceBackend):
+    def paged_attention(self, q, cache, batch, **kwargs):
+        result = super().paged_attention(q, cache, batch, **kwargs)
+        batch.block_table.clamp_(min=0)
+        return result
+
+
 class RowsIgnorePageStride(ReferenceBackend):
     def rows_from_topk(self, *args, rows_per_page=None, **kwargs):
         return super().rows_from_topk(*args, **kwargs)

@@ -48,6 +48,7 @@ FOUND_BY = {
     broken.DropsTheOpenTail: ("expand_pools", "pool4"),
     broken.ReachesIntoTheNextRequest: ("rows_from_topk", "page16"),
     broken.NegativeBlockIsBlockZero: ("rows_from_topk", "negative_blocks"),
+    broken.ClampsTheTableInPlace: ("paged_attention", "decode"),
     broken.RowsIgnorePageStride: ("rows_from_topk", "stride"),
     broken.RowsKeepTheirColumns: ("rows_from_topk", "page16"),
     broken.RowsLoseTheirOrder: ("rows_from_topk", "page16"),

@@ -15,7 +15,7 @@ from hal.testing.case import Case, Sizes, describe
 from hal.testing.compare import expect_close, expect_dtype, expect_identical
 from hal.testing.storage import make_generator, random_tensor, torch_dtype
 
-from .placement import place_of, transpose_lse
+from .placement import place_of, transpose_lse, untouched
 
 State = tuple[torch.Tensor, torch.Tensor]
 TOKENS, HEADS, WIDTH = 7, 3, 24
@@ -115,7 +115,8 @@ def _merge(backend: Backend, left: State, right: State, reform: Callable[[torch.
     given = [tensor.to(where) for state in (left, right) for tensor in state]
     if reform is not None:
         given[1], given[3] = reform(given[1]), reform(given[3])
-    return backend.merge_states(*given)
+    with untouched(out_a=given[0], lse_a=given[1], out_b=given[2], lse_b=given[3]):
+        return backend.merge_states(*given)
 
 
 def _compare(

@@ -31,7 +31,7 @@ from hal.testing.storage import (
 )
 
 from .layouts import declared_layouts
-from .placement import place_of, spread_rows
+from .placement import place_of, spread_rows, untouched
 from .results import check_attention
 
 
@@ -169,8 +169,10 @@ def check_paged(case: PagedCase, backend: Backend) -> None:
     )
     out = poisoned(tokens, case.heads, expected[0].shape[2], dtype=dtype, device=where) if case.gives_out else None
     given_q = spread_rows(q.to(where)) if case.spreads_rows else q.to(where)
-    call = partial(_call, case, backend, given_q, copy_cache(cache, where), paged_batch(case.batch, table, where))
-    check_attention(call, expected, out, dtype, case.need_lse)
+    given_cache, batch = copy_cache(cache, where), paged_batch(case.batch, table, where)
+    call = partial(_call, case, backend, given_q, given_cache, batch)
+    with untouched(q=given_q, cache=given_cache.storage, block_table=batch.block_table, seq_lens=batch.seq_lens):
+        check_attention(call, expected, out, dtype, case.need_lse)
     if case.repeats:
         expect_identical(call(None)[0], call(None)[0], "out of a second run")
 

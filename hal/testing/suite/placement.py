@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from hal.common.backend import Backend
 from hal.common.errors import BackendError
+from hal.testing.compare import expect_identical
 
 
 def place_of(backend: Backend) -> str:
@@ -14,6 +18,15 @@ def place_of(backend: Backend) -> str:
     if where is None:
         raise BackendError(f"{backend.name} on {backend.device}: the device is not here and has no torch_device")
     return where
+
+
+@contextmanager
+def untouched(**tensors: torch.Tensor) -> Iterator[None]:
+    """A block at whose end every tensor must hold what it held at its start; ConformanceError names the one that does not."""
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    yield
+    for name, tensor in tensors.items():
+        expect_identical(tensor, before[name], f"the input {name} after the call")
 
 
 def spread_rows(tensor: torch.Tensor) -> torch.Tensor:

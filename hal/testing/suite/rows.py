@@ -16,7 +16,7 @@ from hal.testing.case import Case, Sizes, describe
 from hal.testing.compare import expect, expect_dtype, expect_identical
 from hal.testing.storage import make_generator
 
-from .placement import place_of
+from .placement import place_of, untouched
 
 SEQ_LENS = (40, 3, 0, 130)
 FAR = 2**30
@@ -87,12 +87,11 @@ def check_rows(case: RowCase, backend: Backend) -> None:
     expected = reference.rows_from_topk(
         *given, block_size=case.block_size, rows_per_page=case.rows_per_page, parallel=case.parallel
     )
-    rows, valid = backend.rows_from_topk(
-        *(tensor.to(where) for tensor in given),
-        block_size=case.block_size,
-        rows_per_page=case.rows_per_page,
-        parallel=case.parallel,
-    )
+    moved = [tensor.to(where) for tensor in given]
+    with untouched(topk=moved[0], req_id=moved[1], block_table=moved[2], seq_lens=moved[3]):
+        rows, valid = backend.rows_from_topk(
+            *moved, block_size=case.block_size, rows_per_page=case.rows_per_page, parallel=case.parallel
+        )
     expect_dtype(rows, torch.int32, "rows")
     expect_identical(valid, expected[1], "valid")
     expect(rows.shape == expected[0].shape, f"rows have shape {list(rows.shape)}; expected {list(expected[0].shape)}")
