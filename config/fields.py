@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from .errors import ConfigError
-from .known_types import KnownType
+from .known_types import NOTHING, KnownType
 from .names import spellings
 from .source import MISSING, Level
 from .values import Convert, as_count, as_flag, as_number, as_text
 
 T = TypeVar("T")
+
+OUTER = frozenset({"dtype", "is_encoder_decoder", "tie_word_embeddings", "vocab_size", "max_position_embeddings"})
+"""What a level around the text config may say for it even where transformers' class of the text config is complete."""
 
 
 class Entry(NamedTuple):
@@ -67,7 +70,7 @@ class Fields:
         """The innermost entry of a field, None and other unset values included."""
         key = (field, "entry")
         if key not in self._cache:
-            self._cache[key] = next((found[0] for _, found in self.entries(field)), None)
+            self._cache[key] = next((found[0] for level, found in self.entries(field) if self._speaks(level, field)), None)
         return self._cache[key]  # type: ignore[return-value]
 
     def raw(self, field: str) -> object:
@@ -87,6 +90,10 @@ class Fields:
             self._cache[key] = self._first(field, convert)
         return self._cache[key]  # type: ignore[return-value]
 
+    def _speaks(self, level: Level, field: str) -> bool:
+        """Whether a level may give this field: one around a text config whose class is complete gives few."""
+        return self.known is NOTHING or field in OUTER or level is self.levels[0] or level is self.text_level
+
     def _first(self, field: str, convert: Convert[T]) -> T | None:
         chosen: T | None = None
         source = ""
@@ -95,7 +102,7 @@ class Fields:
                 if level is not self.levels[0] and not source.startswith("overrides"):
                     self._note_conflict(found[0], source, chosen, convert)
                 continue
-            for entry in found:
+            for entry in found if self._speaks(level, field) else ():
                 chosen = convert(entry.value, entry.where)
                 if chosen is not None:
                     source = entry.where

@@ -16,13 +16,28 @@ from typing import Any
 
 from .kinds import meaning
 from .known_types import DATA, Pattern
-from .names import FIELDS, SPELLINGS
+from .names import FIELDS as MODEL_FIELDS
+from .names import GROUP_FIELDS, SPELLINGS
 from .probe import read_facts
 
+FIELDS = MODEL_FIELDS | GROUP_FIELDS
 LAYER_COUNTS = (*range(1, 27), 30, 31, 32, 36, 37, 40, 48, 49)
 LISTS = ("layer_types", "indexer_types", "sliding_window", "num_attention_heads_per_layer")
-DERIVED = ("num_key_value_heads", "head_dim", "v_head_dim", "qk_head_dim", "num_hidden_layers", "kv_source_layers", "no_rope_layers", "num_decoder_layers", "layers_block_type", "attention_layers", "kv_sharing_modes")
-"""Lists and widths that the reader derives itself where the class leaves them unset."""
+DERIVED = (
+    "num_key_value_heads",
+    "head_dim",
+    "qk_head_dim",
+    "query_pre_attn_scalar",
+    "attention_multiplier",
+    "kv_source_layers",
+    "no_rope_layers",
+    "num_decoder_layers",
+    "kv_sharing_modes",
+)
+"""What the reader derives itself where a class leaves it unset."""
+
+COMPUTED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "sliding_window", "attention_head_dim", "tie_word_embeddings")
+"""What some classes compute without declaring a field for it."""
 
 
 def main() -> None:
@@ -71,10 +86,10 @@ def describe(cls: Any) -> dict[str, Any]:
     parts = {
         "fields": _fields(cls, instance),
         "renamed": {name: target for name, target in cls.attribute_map.items() if name in FIELDS},
-        "nested": dict(_nested(cls)),
+        "nested": dict(_nested(cls, instance)),
         "patterns": _patterns(cls) if instance is not None else {},
         "by_kind": _by_kind(instance) if instance is not None else {},
-        "facts": {**_window_fact(cls), **(read_facts(cls) if instance is not None else {})},
+        "facts": {**_window_fact(cls), **_flat_fact(cls), **(read_facts(cls) if instance is not None else {})},
     }
     return {name: part for name, part in parts.items() if part}
 
@@ -88,21 +103,31 @@ def build(cls: Any, **kwargs: Any) -> Any:
 
 
 def _fields(cls: Any, instance: Any) -> dict[str, Any]:
-    """Class defaults of the fields that are read; where the class computes one from nothing, what it computes."""
+    """Class defaults of the fields that are read; where the class puts another value in their place, that one."""
     found: dict[str, Any] = {}
     targets = {target for name, target in cls.attribute_map.items() if name in FIELDS}
     for item in dataclasses.fields(cls):
-        if (item.name not in FIELDS and item.name not in targets) or item.name in _specs(cls):
-            continue
-        value = item.default
-        if value is dataclasses.MISSING:
-            value = item.default_factory() if item.default_factory is not dataclasses.MISSING else None
-        if value is None and item.name not in (*LISTS, *DERIVED):
-            value = _attribute(instance, item.name)
-        value = plain(value)
-        if value is not NotImplemented and not (value is None and item.name in ("architectures", "dtype")):
-            found[item.name] = value
+        if (item.name in FIELDS or item.name in targets) and item.name not in _specs(cls):
+            value = plain(_effective(item, _attribute(instance, item.name)))
+            if value is not NotImplemented and not (value is None and item.name in ("architectures", "dtype")):
+                found[item.name] = value
+    for name in COMPUTED:
+        value = _attribute(instance, name)
+        if name not in found and name not in cls.attribute_map and isinstance(value, int):
+            found[name] = value
     return found
+
+
+def _effective(item: dataclasses.Field[Any], computed: Any) -> Any:
+    """A field's default: as declared, unless the class replaces it by something that no rule derives."""
+    declared = item.default
+    if declared is dataclasses.MISSING:
+        declared = item.default_factory() if item.default_factory is not dataclasses.MISSING else None
+    if computed is None or (declared is None and item.name in DERIVED):
+        return declared
+    if isinstance(computed, list) and item.name in LISTS:
+        return declared
+    return computed
 
 
 def _attribute(instance: Any, name: str) -> Any:
@@ -125,13 +150,14 @@ def plain(value: Any) -> Any:
     return NotImplemented
 
 
-def _nested(cls: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The type of each sub-config; fixed where the class takes no other, whatever the file says."""
+def _nested(cls: Any, instance: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The type of each sub-config; fixed where the class takes no other; given: what differs from that type's own defaults."""
     for name, spec in _specs(cls).items():
         entry: dict[str, Any] = {"type": spec.model_type, "fixed": False}
         if _is_class(spec):
             entry = {"type": _type_name(spec.config_class, {}), "fixed": True}
-        given = {key: plain(value) for key, value in (spec.init_kwargs or {}).items() if key in FIELDS}
+        made = _attribute(instance, name)
+        given = {key: plain(value) for key, value in (spec.init_kwargs or {}).items() if key in FIELDS} | _differences(made)
         if given:
             entry["given"] = given
         if spec.optional:
@@ -139,15 +165,36 @@ def _nested(cls: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, entry
 
 
+def _differences(made: Any) -> dict[str, Any]:
+    """What a composite class changes in a nested config that it makes itself."""
+    plain_one = build(type(made)) if made is not None else None
+    if plain_one is None or not dataclasses.is_dataclass(made):
+        return {}
+    names = [item.name for item in dataclasses.fields(made) if item.name in FIELDS and item.name not in LISTS]
+    pairs = {name: (_attribute(made, name), _attribute(plain_one, name)) for name in names}
+    return {name: plain(mine) for name, (mine, own) in pairs.items() if mine != own and plain(mine) is not NotImplemented}
+
+
 def _patterns(cls: Any) -> dict[str, dict[str, list[Any]]]:
     found = {}
     instances = [made for count in LAYER_COUNTS if (made := build(cls, **{_layers_name(cls): count})) is not None]
     for name in LISTS:
         samples = [value for made in instances if (value := _per_layer_list(made, name)) is not None]
-        fitted = fit(samples) if len({len(sample) for sample in samples}) > 2 else None
+        fitted = _fit_any(samples) if len({len(sample) for sample in samples}) > 2 else None
         if fitted is not None:
-            found[name] = {part: list(items) for part, items in dataclasses.asdict(fitted).items() if items}
+            found[name] = {part: items for part, items in dataclasses.asdict(fitted).items() if items}
     return found
+
+
+def _fit_any(samples: list[list[Any]]) -> Pattern | None:
+    """A pattern from the first layer, or from the last; where tiny models follow another rule, one for the larger ones."""
+    for least in (1, 8):
+        chosen = [sample for sample in samples if len(sample) >= least]
+        forward = fit(chosen)
+        backward = None if forward else fit([sample[::-1] for sample in chosen])
+        if forward or backward:
+            return forward or dataclasses.replace(backward or Pattern(), backward=True)
+    return None
 
 
 def _layers_name(cls: Any) -> str:
@@ -201,6 +248,13 @@ def _window_fact(cls: Any) -> dict[str, Any]:
     made = build(cls, sliding_window_size=100)
     window = _attribute(made, "sliding_window")
     return {"window_size_extra": window - 100} if isinstance(window, int) and window in (99, 101) else {}
+
+
+def _flat_fact(cls: Any) -> dict[str, Any]:
+    """Whether a composite class hands text fields stated at its own level down to its text config (the old flat files)."""
+    made = build(cls, num_hidden_layers=7) if _specs(cls) else None
+    text = _attribute(made, "text_config")
+    return {"flat": True} if text is not None and _attribute(text, "num_hidden_layers") == 7 else {}
 
 
 if __name__ == "__main__":

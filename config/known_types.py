@@ -17,14 +17,18 @@ DATA = Path(__file__).with_name("known_types.jsonl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """A list with one entry per layer, for any number of layers: a head, a repeated cycle, a tail."""
+    """A list with one entry per layer, for any number of layers: a head, a repeated cycle, a tail; backward counts from the last."""
 
     head: tuple[object, ...] = ()
     cycle: tuple[object, ...] = ()
     tail: tuple[object, ...] = ()
+    backward: bool = False
 
     def expand(self, num_layers: int) -> tuple[object, ...]:
         """The entries of that many layers; where the parts do not all fit, the tail wins, then the head."""
+        return tuple(reversed(self._forward(num_layers))) if self.backward else self._forward(num_layers)
+
+    def _forward(self, num_layers: int) -> tuple[object, ...]:
         tail = self.tail[max(0, len(self.tail) - num_layers) :]
         front = num_layers - len(tail)
         head = self.head[:front]
@@ -59,6 +63,11 @@ def known_type(name: str) -> KnownType:
     if start < 0:
         return NOTHING
     entry = json.loads(text[start + 1 : text.index("\n", start + 1)])
-    patterns = {key: Pattern(**{part: tuple(items) for part, items in parts.items()}) for key, parts in entry.get("patterns", {}).items()}
+    patterns = {key: _pattern(parts) for key, parts in entry.get("patterns", {}).items()}
     parts = {key: entry[key] for key in ("fields", "renamed", "nested", "by_kind", "facts") if key in entry}
     return KnownType(patterns=patterns, **parts)
+
+
+def _pattern(parts: Mapping[str, list[object]]) -> Pattern:
+    lists = {part: tuple(parts.get(part, ())) for part in ("head", "cycle", "tail")}
+    return Pattern(**lists, backward="backward" in parts)

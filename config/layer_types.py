@@ -41,15 +41,13 @@ def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
     return tuple(CROSS if layer in cross else kind for layer, kind in enumerate(types)) if cross else types
 
 
-def stated_layers(fields: Fields) -> int | None:
-    """How many layers the lists of layer types describe, for configs that give no count."""
-    names = ("layer_types", "hybrid_override_pattern", "block_configs")
-    for field in sorted(names, key=lambda name: not fields.states(name)):
+def stated_layers(fields: Fields, stated: bool = False) -> int | None:
+    """How many layers the lists of layer types describe, for configs that give no count; stated: the config's own lists only."""
+    for field in ("hybrid_override_pattern", "layer_types", "block_configs"):
         value = fields.raw(field)
-        if isinstance(value, (str, list, tuple)) and value:
+        if isinstance(value, (str, list, tuple)) and value and (fields.states(field) or not stated):
             return len([item for item in value if item != "|"])
-    pattern = fields.known.patterns.get("layer_types")
-    return len(pattern.head + pattern.cycle + pattern.tail) if pattern else None
+    return None
 
 
 def check_length(fields: Fields, field: str, items: Sequence[object], num_layers: int) -> Sequence[object]:
@@ -83,6 +81,18 @@ def _pattern_string(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
         return None
     marks = [mark for mark in pattern if mark != "|"]
     return tuple(_char(mark, "hybrid_override_pattern") for mark in check_length(fields, "hybrid_override_pattern", marks, num_layers))
+
+
+def _attention_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """GPT-Neo: groups of types with how often each group is repeated."""
+    groups = fields.sequence("attention_types")
+    if groups is None:
+        return None
+    try:
+        names = [name for kinds, times in groups for _ in range(times) for name in kinds]  # type: ignore[misc]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"attention_types is {list(groups)!r}, expected pairs of types and a count") from error
+    return tuple(meaning(name, "attention_types") for name in check_length(fields, "attention_types", names, num_layers))
 
 
 def _char(mark: object, where: str) -> str:
@@ -159,6 +169,8 @@ def _cycled(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     if items is None:
         return None
     kinds = [meaning(item, "block_types") for item in items]
+    if fields.raw("attention_window_size") is not MISSING:
+        kinds = [SLIDING if kind == FULL else kind for kind in kinds]
     return tuple(kinds[layer % len(kinds)] for layer in range(num_layers))
 
 
@@ -166,10 +178,15 @@ def _every(field: str, off: str) -> Rule:
     """Every n-th layer attends in full, the rest are of the other type."""
 
     def rule(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
-        period = fields.count(field)
+        period = _period(fields, field)
         return None if period is None else tuple(off if (layer + 1) % period else FULL for layer in range(num_layers))
 
     return rule
+
+
+def _period(fields: Fields, field: str) -> int | None:
+    """A period; one that a type fills in gives way to the pattern that the type makes of it."""
+    return fields.count(field) if fields.states(field) or "layer_types" not in fields.known.patterns else None
 
 
 def _sliding_pattern(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
@@ -182,7 +199,7 @@ def _sliding_pattern(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 
 def _offset_period(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
-    period = fields.count("attn_layer_period")
+    period = _period(fields, "attn_layer_period")
     if period is None:
         return None
     offset = fields.first("attn_layer_offset", as_width) or 0
@@ -204,7 +221,8 @@ def _chunked(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 def _filled_in(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     pattern = fields.known.patterns.get("layer_types")
-    if pattern is None or (fields.states("use_sliding_window") and fields.flag("use_sliding_window")):
+    switched = "use_sliding_window" in fields.known.fields and fields.states("use_sliding_window")
+    if pattern is None or (switched and fields.flag("use_sliding_window")):
         return None
     return tuple(meaning(item, "layer_types") for item in pattern.expand(num_layers))
 
@@ -247,6 +265,7 @@ def _windowed(fields: Fields, num_layers: int) -> tuple[str, ...]:
 
 RULES: tuple[Rule, ...] = (
     _listed,
+    _attention_types,
     _compressed,
     _pattern_string,
     _marked("hybrid_layer_pattern", SLIDING, FULL),

@@ -13,7 +13,6 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "n_layers",
         "num_layers",
         "num_transformer_layers",
-        "num_decoder_layers",
         "decoder_layers",
     ),
     "num_attention_heads": (
@@ -67,6 +66,7 @@ SINGLE = (
     "attention_multiplier",
     "attention_other_setting",
     "attention_sink",
+    "attention_types",
     "attn_config",
     "attn_layer_indices",
     "attn_layer_offset",
@@ -125,6 +125,7 @@ SINGLE = (
     "num_global_key_value_heads",
     "num_kv_shared_layers",
     "num_sliding_attention_heads",
+    "partial_rotary_factor",
     "per_layer_config",
     "position_embedding_type",
     "q_lora_rank",
@@ -158,16 +159,24 @@ SINGLE = (
 )
 """Fields with one spelling."""
 
-FIELDS = frozenset(SINGLE) | frozenset(SPELLINGS) | {name for names in SPELLINGS.values() for name in names}
-"""Everything that is read from a config, under every spelling; what an override may name."""
+GROUP_FIELDS = frozenset(
+    {"alibi", "attn_type", "factor", "full_attn_layers", "kv_n_heads", "mscale_all_dim", "rope_type", "softmax_scale", "type"}
+    | {"sparse_attention_freq", "sparse_block_size", "sparse_index_dim", "sparse_num_index_heads", "sparse_topk_blocks"}
+)
+"""Fields that are read inside a group such as attn_config or rope_parameters."""
 
-DECODER_FIRST = ("num_decoder_layers", "decoder_layers", "decoder_attention_heads")
+DECODER_FIRST = {
+    "num_hidden_layers": ("num_decoder_layers", "decoder_layers", "decoder_num_hidden_layers"),
+    "num_attention_heads": ("decoder_attention_heads", "decoder_num_attention_heads"),
+    "num_key_value_heads": ("decoder_num_key_value_heads", "decoder_attention_heads"),
+}
 """Spellings that come first in an encoder-decoder config, whose plain counts may be the encoder's."""
+
+FIELDS = frozenset(SINGLE).union(SPELLINGS, *SPELLINGS.values(), *DECODER_FIRST.values())
+"""Everything that is read from a config, under every spelling; what an override may name."""
 
 
 def spellings(field: str, encoder_decoder: bool = False) -> tuple[str, ...]:
     """All spellings of a field, in the order in which they are tried."""
     known = SPELLINGS.get(field, (field,))
-    if not encoder_decoder:
-        return known
-    return tuple(sorted(known, key=lambda name: name not in DECODER_FIRST))
+    return (*DECODER_FIRST.get(field, ()), *known) if encoder_decoder else known

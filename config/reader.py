@@ -49,7 +49,8 @@ def read_shape(source: object, *, overrides: Mapping[str, object] | None = None)
 
 
 def _read_num_layers(fields: Fields) -> int:
-    count = fields.count("num_hidden_layers") or stated_layers(fields)
+    lists_first = not fields.states("num_hidden_layers")
+    count = (lists_first and stated_layers(fields, stated=True)) or fields.count("num_hidden_layers") or stated_layers(fields)
     if count is None:
         raise ConfigError(fields.absent("num_hidden_layers"))
     if _has_doubled_attention(fields):

@@ -131,7 +131,8 @@ class Level:
 
     def states(self, name: str) -> bool:
         """Whether the source itself holds a nested config of this name, rather than the type's default."""
-        return self.stated(name) not in (MISSING, None)
+        value = self.stated(name)
+        return value is not MISSING and value is not None
 
     def retyped(self, other: Level) -> Level:
         """This level with the defaults of another's type; what has been read is shared, so nothing is read again."""

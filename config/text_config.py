@@ -9,12 +9,14 @@ nested config that only a default would fill in.
 from __future__ import annotations
 
 from .errors import ConfigError
+from .known_types import NOTHING
 from .names import SPELLINGS
 from .source import MISSING, Level
 
 THINKER = "thinker_config"
 NESTED = ("text_config", "language_config", "llm_config", "vlm_config")
 DECODERS = ("decoder", "decoder_config", "generator")
+_FLAT_TRAITS = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
 _TRAITS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 
 
@@ -22,15 +24,15 @@ def locate_text(root: Level) -> list[Level]:
     """The text config and the levels around it, innermost first. ConfigError: two places could equally be it."""
     chain = [root]
     while (inner := _step(chain[0])) is not None:
-        if not chain[0].states(inner.path.rpartition(".")[2]) and _states_layers(chain[0]):
-            return _flat(chain, inner)
+        if _is_flat(chain[0], inner):
+            return [chain[0].retyped(inner), *chain[1:]]
         chain.insert(0, inner)
     return chain
 
 
-def _flat(chain: list[Level], inner: Level) -> list[Level]:
-    """The old flat form: the root's own fields, over the defaults of the text type that would have been nested."""
-    return [chain[0].retyped(inner), *chain[1:]]
+def _is_flat(level: Level, inner: Level) -> bool:
+    """The old flat form: text fields beside the vision config, in a type that hands them down to a text config nobody states."""
+    return "flat" in level.known.facts and not level.states(inner.path.rpartition(".")[2]) and _states(level, _FLAT_TRAITS)
 
 
 def _step(level: Level) -> Level | None:
@@ -55,9 +57,11 @@ def _candidates(level: Level, names: tuple[str, ...]) -> list[Level]:
 
 
 def _any_other(level: Level) -> list[Level]:
-    """Nested configs under names of their own that describe a language model: layers and a vocabulary."""
+    """Nested configs under names of their own that describe a language model, in types that transformers does not have."""
+    if level.known is not NOTHING:
+        return []
     names = [name for name in level.names() if name not in (*NESTED, *DECODERS, THINKER)]
-    children = [child for name in names if isinstance(level.stated(name), dict) and (child := level.child(name)) is not None]
+    children = [child for name in names if level.states(name) and (child := level.child(name)) is not None]
     return [child for child in children if _states_layers(child) and child.stated("vocab_size") is not MISSING]
 
 
@@ -71,4 +75,8 @@ def _text_child(level: Level, name: str) -> Level | None:
 
 def _states_layers(level: Level) -> bool:
     """Whether the level itself says how many layers, heads or channels the model has."""
-    return any(level.stated(name) not in (MISSING, None) for field in _TRAITS for name in SPELLINGS[field])
+    return _states(level, _TRAITS)
+
+
+def _states(level: Level, fields: tuple[str, ...]) -> bool:
+    return any(level.states(name) for field in fields for name in SPELLINGS[field])
