@@ -56,7 +56,8 @@ class Layout:
         import torch
 
         self.check_parts([tuple(part.shape[1:]) for part in parts])
-        flat = [part.reshape(part.shape[0], -1).to(getattr(torch, self.dtype)) for part in parts]
+        dtype = getattr(torch, self.dtype)
+        flat = [part.reshape(part.shape[0], width).to(dtype) for part, width in zip(parts, self.widths, strict=True)]
         return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
 
     def unpack(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:

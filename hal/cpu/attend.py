@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from .mask import Mask, hide_unselected
+from .mask import HiddenBlock, Mask, hide_unselected
 from .numbers import compute_dtype
 
-# Elements of one tile of scores. Measured on a two-core Xeon: from 1 to 4 MiB of fp32 runs at the same rate, more is slower.
+# Elements of one tile of scores: two MiB of fp32, which a current core's second-level cache holds.
 _TILE_ELEMENTS = 1 << 19
 _MIN_QUERIES = 32
+# Queries whose masks are kept while every head passes over them.
+_BLOCK_QUERIES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,17 @@ class Selected:
 
     ids: torch.Tensor
     first_key: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tile:
+    """Queries begin..end against keys start..stop, and what is hidden from them there."""
+
+    begin: int
+    end: int
+    start: int
+    stop: int
+    hidden: tuple[HiddenBlock, ...]
 
 
 def attend_request(
@@ -44,60 +58,85 @@ def attend_request(
     dtype = compute_dtype(q.dtype)
     keys, values = k.to(dtype).transpose(0, 1), v.to(dtype).transpose(0, 1)
     queries = (q.to(dtype) * softmax_scale).unflatten(1, (num_kv_heads, group)).permute(1, 2, 0, 3)
-    tile_queries, tile_heads = _tile(num_queries, num_keys, num_kv_heads, group)
-    for begin in range(0, num_queries, tile_queries):
-        end = min(begin + tile_queries, num_queries)
-        first, last = first_position + begin, first_position + end - 1
-        start, stop = mask.key_range(first, last, num_keys)
-        hidden = mask.hidden(first, last, start, stop) if stop > start else None
-        if selected is not None and stop > start:
-            chosen = hide_unselected(selected.ids[begin:end], selected.first_key, start, stop)
-            hidden = chosen if hidden is None else hidden | chosen
+    tile_queries, tile_heads = _tile_size(num_queries, num_keys, num_kv_heads, group)
+    block = max(tile_queries, _BLOCK_QUERIES // tile_queries * tile_queries)
+    for first_query in range(0, num_queries, block):
+        last_query = min(first_query + block, num_queries)
+        tiles = [
+            _make_tile(mask, selected, first_position, begin, min(begin + tile_queries, last_query), num_keys)
+            for begin in range(first_query, last_query, tile_queries)
+        ]
+        # Heads outside, tiles inside: a head's keys and values stay in cache for all the queries of the block.
         for head in range(0, num_kv_heads, tile_heads):
             heads = slice(head, min(head + tile_heads, num_kv_heads))
-            result, logs = attend_tile(
-                queries[heads, :, begin:end], keys[heads, start:stop], values[heads, start:stop], hidden, softcap
-            )
             span = slice(heads.start * group, heads.stop * group)
-            out[begin:end, span] = result.permute(2, 0, 1, 3).flatten(1, 2)
-            if lse is not None:
-                lse[begin:end, span] = logs.permute(2, 0, 1).flatten(1, 2)
+            for tile in tiles:
+                shown = slice(tile.start, tile.stop)
+                result, logs = attend_tile(
+                    queries[heads, :, tile.begin : tile.end],
+                    keys[heads, shown],
+                    values[heads, shown],
+                    tile.hidden,
+                    softcap,
+                    need_lse=lse is not None,
+                )
+                out[tile.begin : tile.end, span] = result.permute(2, 0, 1, 3).flatten(1, 2)
+                if lse is not None and logs is not None:
+                    lse[tile.begin : tile.end, span] = logs.permute(2, 0, 1).flatten(1, 2)
 
 
-def _tile(num_queries: int, num_keys: int, num_kv_heads: int, group: int) -> tuple[int, int]:
+def _tile_size(num_queries: int, num_keys: int, num_kv_heads: int, group: int) -> tuple[int, int]:
     per_query = max(1, num_keys) * group
     queries = min(num_queries, max(_MIN_QUERIES, _TILE_ELEMENTS // per_query))
     heads = max(1, _TILE_ELEMENTS // (per_query * queries))
     return queries, min(heads, num_kv_heads)
 
 
+def _make_tile(mask: Mask, selected: Selected | None, first_position: int, begin: int, end: int, num_keys: int) -> _Tile:
+    first, last = first_position + begin, first_position + end - 1
+    start, stop = mask.key_range(first, last, num_keys)
+    hidden: tuple[HiddenBlock, ...] = ()
+    if stop > start:
+        hidden = mask.hidden_blocks(first, last, start, stop)
+        if selected is not None:
+            unselected = hide_unselected(selected.ids[begin:end], selected.first_key, start, stop)
+            hidden = (HiddenBlock(slice(0, stop - start), unselected), *hidden)
+    return _Tile(begin=begin, end=end, start=start, stop=stop, hidden=hidden)
+
+
 def attend_tile(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor | None, softcap: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    hidden: Sequence[HiddenBlock],
+    softcap: float | None,
+    need_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [kv_heads, group, queries, v_head_dim] and lse; q [kv_heads, group, queries, head_dim] is already scaled.
 
-    hidden broadcasts to [kv_heads, group, queries, keys]. Queries that see no key give 0 and -inf.
+    A hidden block's tensor broadcasts to [kv_heads, group, queries, its columns]. Queries that see no key give 0 and -inf.
     """
     num_kv_heads, group, num_queries, _ = q.shape
     scores = torch.bmm(q.reshape(num_kv_heads, group * num_queries, -1), k.transpose(1, 2))
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores.unflatten(1, (group, num_queries))
-    if hidden is not None:
-        scores.masked_fill_(hidden, float("-inf"))
-    weights, sums, lse = exponentiate(scores)
-    result = torch.bmm(weights.flatten(1, 2), v).unflatten(1, (group, num_queries))
-    return result.div_(sums), lse
+    for columns, tensor in hidden:
+        scores[..., columns].masked_fill_(tensor, float("-inf"))
+    weights, lse = normalise(scores, need_lse)
+    return torch.bmm(weights.flatten(1, 2), v).unflatten(1, (group, num_queries)), lse
 
 
-def exponentiate(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """exp(scores - their maximum), in place; the sums [..., 1] to divide by (1 in empty rows), and the lse [...]."""
+def normalise(scores: torch.Tensor, need_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Softmax weights of scores [..., keys], zeros in rows that see no key, and the lse [...] where asked for."""
     if not scores.shape[-1]:
-        shape = scores.shape[:-1]
-        return scores, scores.new_ones(*shape, 1), scores.new_full(shape, float("-inf"))
-    top = scores.amax(-1, keepdim=True)
-    # An empty row's maximum is -inf, and -inf - -inf would be NaN.
-    scores.sub_(top.masked_fill(top == float("-inf"), 0)).exp_()
-    sums = scores.sum(-1, keepdim=True)
-    lse = (top + sums.log()).squeeze(-1)
-    return scores, sums.masked_fill_(sums == 0, 1), lse
+        return scores, scores.new_full(scores.shape[:-1], float("-inf")) if need_lse else None
+    top = scores.amax(-1)
+    weights = torch.softmax(scores, dim=-1)
+    is_empty = top == float("-inf")
+    if bool(is_empty.any()):
+        weights.masked_fill_(is_empty[..., None], 0)
+    if not need_lse:
+        return weights, None
+    # The largest weight is 1 / sum(exp(scores - top)), so its logarithm takes the place of a second pass of exponentials.
+    return weights, torch.where(is_empty, top, top - weights.amax(-1).log())

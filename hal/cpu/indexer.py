@@ -19,9 +19,12 @@ def score_keys(
     """Scores [chunk tokens, keys]: sum_h weights_h * relu(q_h . k), -inf past each query's own position."""
     starts, seq_lens = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
     if chunk is None:
-        longest = max(seq_lens, default=0)
         chunk = IndexerChunk(
-            token_start=0, token_stop=starts[-1], request_start=0, request_stop=len(seq_lens), max_seq_len=longest
+            token_start=0,
+            token_stop=iq.shape[0],
+            request_start=0,
+            request_stop=len(seq_lens),
+            max_seq_len=batch.max_seq_len,
         )
     dtype = compute_dtype(iq.dtype)
     scores = torch.full((chunk.token_stop - chunk.token_start, chunk.max_seq_len), float("-inf"), dtype=dtype)
@@ -30,7 +33,11 @@ def score_keys(
         if begin >= end:
             continue
         first = seq_lens[request] - (starts[request + 1] - begin)
+        # Queries before the request's first key see nothing.
+        begin, first = max(begin, begin - first), max(0, first)
         num_keys = first + (end - begin)
+        if begin >= end:
+            continue
         keys = read_request(cache, batch, request, 0, num_keys).to(dtype)
         rows = scores[begin - chunk.token_start : end - chunk.token_start, :num_keys]
         _score_request(iq[begin:end].to(dtype), weights[begin:end].to(dtype), keys, first, rows)

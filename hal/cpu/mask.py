@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+
+
+class HiddenBlock(NamedTuple):
+    """Columns of a tile and a bool tensor, True where a score there must not count."""
+
+    columns: slice
+    hidden: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,28 +41,38 @@ class Mask:
             stop = min(stop, (self._run(last) + 1) * self.chunk - self.origin)
         return start, max(start, stop)
 
-    def hidden(self, first: int, last: int, start: int, stop: int) -> torch.Tensor | None:
-        """True where query first..last must not see key start..stop; None where it sees all of them."""
-        if not self._hides(first, last, start, stop):
-            return None
-        distance = torch.arange(first, last + 1)[:, None] - torch.arange(start, stop)[None, :]
+    def hidden_blocks(self, first: int, last: int, start: int, stop: int) -> tuple[HiddenBlock, ...]:
+        """The columns of keys start..stop that not every query first..last sees, each block with what is hidden in it."""
+        seen_from, seen_to = self._seen_by_all(first, last, start, stop)
+        spans = [(start, stop)] if seen_from >= seen_to else [(start, seen_from), (seen_to, stop)]
+        return tuple(
+            HiddenBlock(slice(low - start, high - start), self._hidden(first, last, low, high))
+            for low, high in spans
+            if low < high
+        )
+
+    def _seen_by_all(self, first: int, last: int, start: int, stop: int) -> tuple[int, int]:
+        """The span of keys that every query of positions first..last sees."""
+        if self.causal:
+            stop = min(stop, first + 1)
+        if self.window is not None:
+            start = max(start, last - self.window + 1)
+            if not self.causal:
+                stop = min(stop, first + self.window)
+        if self.chunk is not None:
+            start = max(start, self._run(last) * self.chunk - self.origin)
+            stop = min(stop, (self._run(first) + 1) * self.chunk - self.origin)
+        return start, stop
+
+    def _hidden(self, first: int, last: int, start: int, stop: int) -> torch.Tensor:
+        queries, keys = torch.arange(first, last + 1)[:, None], torch.arange(start, stop)[None, :]
+        distance = queries - keys
         hidden = distance < 0 if self.causal else torch.zeros_like(distance, dtype=torch.bool)
         if self.window is not None:
             hidden |= distance.abs() >= self.window
         if self.chunk is not None:
-            runs = (torch.arange(min(first, start), max(last + 1, stop)) + self.origin) // self.chunk
-            base = min(first, start)
-            hidden |= runs[first - base : last + 1 - base, None] != runs[None, start - base : stop - base]
+            hidden |= (queries + self.origin) // self.chunk != (keys + self.origin) // self.chunk
         return hidden
-
-    def _hides(self, first: int, last: int, start: int, stop: int) -> bool:
-        if self.causal and stop - 1 > first:
-            return True
-        if self.window is not None and (start <= last - self.window or (stop - 1) - first >= self.window):
-            return True
-        if self.chunk is None:
-            return False
-        return len({self._run(position) for position in (first, last, start, stop - 1)}) > 1
 
     def _run(self, position: int) -> int:
         return (position + self.origin) // (self.chunk or 1)

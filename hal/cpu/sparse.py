@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from hal.common.errors import LayoutError
 from hal.common.kernels import Segment
 
-from .attend import exponentiate
+from .attend import normalise
 from .numbers import compute_dtype
 from .results import prepare_results
 
@@ -25,6 +26,7 @@ def attend_rows(
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, kv_lora_rank] and lse of q [tokens, heads, lora + rope] over each token's rows."""
+    _check_segments(q, segments, kv_lora_rank)
     out, lse = prepare_results(q, kv_lora_rank, need_lse, out)
     num_tokens, _, width = q.shape
     if not num_tokens:
@@ -43,11 +45,26 @@ def attend_rows(
         scores = torch.bmm(scaled[begin:end], keys.transpose(1, 2))
         if hidden is not None:
             scores.masked_fill_(hidden[:, None, :], float("-inf"))
-        weights, sums, logs = exponentiate(scores)
-        out[begin:end] = torch.bmm(weights, keys[..., :kv_lora_rank]).div_(sums)
-        if lse is not None:
+        weights, logs = normalise(scores, need_lse)
+        out[begin:end] = torch.bmm(weights, keys[..., :kv_lora_rank])
+        if lse is not None and logs is not None:
             lse[begin:end] = logs
     return out, lse
+
+
+def _check_segments(q: torch.Tensor, segments: Sequence[Segment], kv_lora_rank: int) -> None:
+    if not segments:
+        raise LayoutError("no segment to attend to; give at least one, its rows all -1 where there is none")
+    for i, (cache, rows, valid) in enumerate(segments):
+        if cache.layout.name != "latent" or cache.layout.width != q.shape[2] or cache.layout.widths[0] != kv_lora_rank:
+            raise LayoutError(
+                f"segment {i} is {cache.layout.name!r} with parts {list(cache.layout.widths)}; queries of {q.shape[2]} with "
+                f"kv_lora_rank {kv_lora_rank} need 'latent' with parts {[kv_lora_rank, q.shape[2] - kv_lora_rank]}"
+            )
+        if rows.shape[0] != q.shape[0] or valid.shape[0] != q.shape[0]:
+            raise LayoutError(
+                f"segment {i} has rows for {rows.shape[0]} and counts for {valid.shape[0]} tokens; there are {q.shape[0]} queries"
+            )
 
 
 def _gather(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from hal.common.errors import LayoutError
 from hal.common.parallel import Parallel, local_position, owner
 
 
 def select_topk(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int) -> torch.Tensor:
     """int32 [tokens, width]: by value descending, then by lower id; NaN counts as -inf, and so does what lies past a length."""
     num_tokens, num_keys = scores.shape
+    if k > width:
+        raise LayoutError(f"{k} keys to choose do not fit in rows of {width}; widen the rows")
     chosen = torch.full((num_tokens, width), -1, dtype=torch.int32)
-    count = min(k, width, num_keys)
+    count = min(k, num_keys)
     if not num_tokens or not count:
         return chosen
     lengths = lengths.long().clamp(min=0, max=num_keys)
@@ -52,8 +55,8 @@ def rows_from_topk(
     parallel: Parallel,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows int32 [tokens, width] with the valid ones first, in their order, and how many there are."""
-    if not topk.numel():
-        return topk.to(torch.int32), topk.new_zeros(topk.shape[0], dtype=torch.int32)
+    if not topk.numel() or not block_table.numel():
+        return torch.full_like(topk, -1, dtype=torch.int32), topk.new_zeros(topk.shape[0], dtype=torch.int32)
     request = req_id.long()
     ids = topk.long()
     valid = (ids >= 0) & (ids < seq_lens.long()[request][:, None])
