@@ -35,7 +35,7 @@ def read_block_sparse(fields: Fields, kind: str) -> BlockSparseShape | None:
 
 def is_picking(kind: str, types: tuple[str, ...]) -> bool:
     """Whether a layer of this type picks: those named sparse where any is, else every attending layer."""
-    return kind == BLOCK_SPARSE or kind == SPARSE or SPARSE not in types
+    return kind in (BLOCK_SPARSE, SPARSE) or SPARSE not in types
 
 
 def _compressed_keys(fields: Fields, budget: int) -> BlockSparseShape:

@@ -30,7 +30,9 @@ def _rate(fields: Fields, kind: str) -> int:
     rates = fields.nested("compress_rates")
     value = as_count(rates.read(kind) or None, f"compress_rates.{kind}") if rates is not None else None
     if value is None:
-        raise ConfigError(f"compress_rates.{kind} is unset but a layer is of that type; expected a ratio such as 4 or {HEAVY_RATIO}")
+        raise ConfigError(
+            f"compress_rates.{kind} is unset but a layer is of that type; expected a ratio such as 4 or {HEAVY_RATIO}"
+        )
     return value
 
 

@@ -153,9 +153,8 @@ class Fields:
 
     def nested(self, field: str) -> Level | None:
         """A group of fields under one name (rope_parameters, attn_config) from the innermost level that has it, or None."""
-        names = spellings(field)
         for level in self.levels:
-            for name in names:
+            for name in sorted(spellings(field), key=lambda name: not level.states(name)):
                 child = level.child(name)
                 if child is not None:
                     return child

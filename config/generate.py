@@ -22,7 +22,7 @@ from .probe import read_facts
 
 FIELDS = MODEL_FIELDS | GROUP_FIELDS
 LAYER_COUNTS = (*range(1, 27), 30, 31, 32, 36, 37, 40, 48, 49)
-LISTS = ("layer_types", "indexer_types", "sliding_window", "num_attention_heads_per_layer")
+LISTS = ("layer_types", "indexer_types", "sliding_window", "num_attention_heads_per_layer", "no_rope_layers")
 DERIVED = (
     "num_key_value_heads",
     "head_dim",
@@ -30,13 +30,19 @@ DERIVED = (
     "query_pre_attn_scalar",
     "attention_multiplier",
     "kv_source_layers",
-    "no_rope_layers",
     "num_decoder_layers",
     "kv_sharing_modes",
 )
 """What the reader derives itself where a class leaves it unset."""
 
-COMPUTED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "sliding_window", "attention_head_dim", "tie_word_embeddings")
+COMPUTED = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "sliding_window",
+    "attention_head_dim",
+    "tie_word_embeddings",
+)
 """What some classes compute without declaring a field for it."""
 
 
@@ -98,7 +104,7 @@ def build(cls: Any, **kwargs: Any) -> Any:
     """An instance, or None where the class refuses these arguments."""
     try:
         return cls(**kwargs)
-    except Exception:  # a third-party constructor may raise anything; a refused instance simply gives no data
+    except Exception:  # noqa: BLE001 - a third-party constructor may raise anything; a refused instance simply gives no data
         return None
 
 
@@ -217,7 +223,8 @@ def fit(samples: Iterable[list[Any]]) -> Pattern | None:
     lists = [tuple(sample) for sample in samples]
     longest = max(lists, key=len)
     sizes = sorted(
-        ((head, cycle, tail) for head in range(5) for cycle in range(1, 13) for tail in range(3)), key=lambda size: (sum(size), size)
+        ((head, cycle, tail) for head in range(5) for cycle in range(1, 13) for tail in range(3)),
+        key=lambda size: (sum(size), size),
     )
     for head, cycle, tail in sizes:
         if head + cycle + tail > len(longest):

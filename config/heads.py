@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .errors import ConfigError
 from .fields import Fields
 from .layer_view import LayerView
-from .source import MISSING
+from .source import MISSING, Level
 from .values import as_count
 
 
@@ -22,7 +24,8 @@ def read_num_kv_heads(layer: LayerView, num_heads: int) -> int:
     found = _block_kv_heads(layer, num_heads) or _multi_query(layer.fields) or _grouped(layer) or num_heads
     if num_heads % found:
         raise ConfigError(
-            f"layer {layer.layer_id}: num_attention_heads is {num_heads} and num_key_value_heads is {found}; expected a whole number of query heads per KV head"
+            f"layer {layer.layer_id}: num_attention_heads is {num_heads} and num_key_value_heads is {found}; "
+            "expected a whole number of query heads per KV head"
         )
     return found
 
@@ -39,11 +42,16 @@ def _grouped(layer: LayerView) -> int | None:
     stated = layer.count("num_key_value_heads")
     group = layer.fields.nested("attn_config") if stated is None else None
     if group is None:
-        return stated
+        return stated and stated * _times(layer)
     value = group.read("kv_n_heads")
     return as_count(value, group.describe("kv_n_heads")) if value is not MISSING else None
 
 
+def _times(layer: LayerView) -> int:
+    """How many KV heads the type's code gives a layer for each that the config counts, unless its own count is stated."""
+    times = layer.fields.known.facts.get("kv_heads_times")
+    own = layer.fields.raw("swa_num_key_value_heads") is not MISSING
+    return int(times.get(layer.kind, 1)) if isinstance(times, Mapping) and not own else 1
 
 
 def _block_kv_heads(layer: LayerView, num_heads: int) -> int | None:
@@ -51,14 +59,15 @@ def _block_kv_heads(layer: LayerView, num_heads: int) -> int | None:
     blocks = layer.fields.sequence("block_configs")
     if blocks is None or layer.layer_id >= len(blocks):
         return None
-    block = blocks[layer.layer_id]
-    attention = block.get("attention") if isinstance(block, dict) else getattr(block, "attention", None)
-    value = attention.get("n_heads_in_group") if isinstance(attention, dict) else getattr(attention, "n_heads_in_group", None)
-    group = as_count(value, f"block_configs[{layer.layer_id}].attention.n_heads_in_group")
+    attention = Level(blocks[layer.layer_id]).child("attention")
+    value = attention.read("n_heads_in_group") if attention else None
+    group = as_count(value or None, f"block_configs[{layer.layer_id}].attention.n_heads_in_group")
     if group is None:
         return None
     if num_heads % group:
-        raise ConfigError(f"block_configs[{layer.layer_id}].attention.n_heads_in_group is {group}, expected a divisor of {num_heads} heads")
+        raise ConfigError(
+            f"block_configs[{layer.layer_id}].attention.n_heads_in_group is {group}, expected a divisor of {num_heads} heads"
+        )
     return num_heads // group
 
 

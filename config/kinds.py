@@ -29,7 +29,7 @@ _CANONICAL = {name: kind for kind, names in _MEANING.items() for name in names}
 
 
 def meaning(name: object, where: str) -> str:
-    """The canonical type of a layer: one of this module's constants. ConfigError: a type that is not known, with those that are."""
+    """The canonical type of a layer: one of this module's constants. ConfigError: an unknown type, with those that are known."""
     kind = _CANONICAL.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ConfigError(f"{where} holds {name!r}, which is no known layer type; known: {', '.join(sorted(_CANONICAL))}")

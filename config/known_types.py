@@ -17,7 +17,7 @@ DATA = Path(__file__).with_name("known_types.jsonl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """A list with one entry per layer, for any number of layers: a head, a repeated cycle, a tail; backward counts from the last."""
+    """A list with one entry per layer, for any number of layers: a head, a repeated cycle, a tail; backward: from the last."""
 
     head: tuple[object, ...] = ()
     cycle: tuple[object, ...] = ()

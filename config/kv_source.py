@@ -30,7 +30,9 @@ def _listed(listed: tuple[object, ...], count: int) -> tuple[int, ...]:
     sources = [as_width(source, "kv_source_layers") for source in listed[:count]]
     for layer, source in enumerate(sources):
         if source is None or source > layer or sources[source] != source:
-            raise ConfigError(f"kv_source_layers sends layer {layer} to {listed[layer]!r}, expected itself or an earlier layer that owns its KV")
+            raise ConfigError(
+                f"kv_source_layers sends layer {layer} to {listed[layer]!r}, expected itself or an earlier layer that owns its KV"
+            )
     return tuple(source for source in sources if source is not None)
 
 
@@ -39,12 +41,14 @@ def _last_of_type(types: tuple[str, ...], shared: int) -> tuple[int, ...]:
     owners = {kind: layer for layer, kind in enumerate(types[: max(first, 0)])}
     missing = sorted({kind for kind in types if kind not in owners})
     if missing:
-        raise ConfigError(f"num_kv_shared_layers is {shared} of {len(types)} layers, which leaves no layer of type {missing[0]} that owns KV")
+        raise ConfigError(
+            f"num_kv_shared_layers is {shared} of {len(types)} layers, which leaves no layer of type {missing[0]} that owns KV"
+        )
     return tuple(layer if layer < first else owners[kind] for layer, kind in enumerate(types))
 
 
 def read_group_sources(fields: Fields, field: str, count: int) -> tuple[int, ...] | None:
-    """For each layer the last one listed at or before it, or -1 before the first; None where the list is unset (DeepSeek-V4.1)."""
+    """For each layer the last one listed at or before it, -1 before the first; None where the list is unset (DeepSeek-V4.1)."""
     listed = fields.sequence(field)
     if listed is None:
         return None

@@ -21,7 +21,7 @@ from .kinds import (
     SLIDING,
     meaning,
 )
-from .source import MISSING
+from .source import MISSING, Level
 from .values import as_count, as_width
 
 HEAVY_RATIO = 128
@@ -80,7 +80,9 @@ def _pattern_string(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     if pattern is None:
         return None
     marks = [mark for mark in pattern if mark != "|"]
-    return tuple(_char(mark, "hybrid_override_pattern") for mark in check_length(fields, "hybrid_override_pattern", marks, num_layers))
+    return tuple(
+        _char(mark, "hybrid_override_pattern") for mark in check_length(fields, "hybrid_override_pattern", marks, num_layers)
+    )
 
 
 def _attention_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
@@ -88,10 +90,14 @@ def _attention_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     groups = fields.sequence("attention_types")
     if groups is None:
         return None
-    try:
-        names = [name for kinds, times in groups for _ in range(times) for name in kinds]  # type: ignore[misc]
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"attention_types is {list(groups)!r}, expected pairs of types and a count") from error
+    names: list[object] = []
+    for group in groups:
+        if not isinstance(group, (list, tuple)) or len(group) != 2 or not isinstance(group[0], (list, tuple)):
+            raise ConfigError(f"attention_types holds {group!r}, expected a list of types and how often it is repeated")
+        times = as_count(group[1], "attention_types")
+        if times is None or times > num_layers:
+            raise ConfigError(f"attention_types repeats {group[1]!r} times, expected 1 to {num_layers}")
+        names += list(group[0]) * times
     return tuple(meaning(name, "attention_types") for name in check_length(fields, "attention_types", names, num_layers))
 
 
@@ -159,9 +165,9 @@ def _blocks(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 
 def _block_kind(block: object) -> str:
-    attention = block.get("attention") if isinstance(block, dict) else getattr(block, "attention", None)
-    read = attention.get if isinstance(attention, dict) else lambda name: getattr(attention, name, None)
-    return LINEAR if read("no_op") or read("replace_with_linear") else FULL
+    attention = Level(block).child("attention")
+    replaced = attention is not None and (attention.read("no_op") or attention.read("replace_with_linear"))
+    return LINEAR if replaced else FULL
 
 
 def _cycled(fields: Fields, num_layers: int) -> tuple[str, ...] | None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from .errors import ConfigError
 from .fields import Entry, Fields
-from .kinds import FULL, SLIDING, SPARSE
+from .kinds import FULL, SLIDING
 from .source import MISSING, PerLayerValues
 from .values import Convert, as_count, as_number, as_width
 
@@ -25,7 +25,7 @@ SWA = frozenset(
 
 
 class LayerView:
-    """One layer's fields. kind is the canonical type, name the config's own word for it."""
+    """One layer's fields. kind is its canonical type."""
 
     __slots__ = ("_twins", "fields", "kind", "layer_id", "num_layers")
 
@@ -54,9 +54,9 @@ class LayerView:
             found = convert(entry.value, entry.where)
             if found is not None:
                 return found
-        entry = self.fields.entry(field)
-        if entry is not None and isinstance(entry.value, (list, tuple, Mapping)):
-            return convert(self._share(entry), entry.where)
+        shared = self.fields.entry(field)
+        if shared is not None and isinstance(shared.value, (list, tuple, Mapping)):
+            return convert(self._share(shared), shared.where)
         return self.fields.first(field, convert)
 
     def _own(self, field: str) -> Iterator[Entry]:
@@ -81,7 +81,11 @@ class LayerView:
 
     def _overridden(self, layers: Mapping[object, object], field: str) -> Iterator[Entry]:
         for key, given in layers.items():
-            if isinstance(given, Mapping) and field in given and str(key).lstrip("0") == (str(self.layer_id) if self.layer_id else ""):
+            if (
+                isinstance(given, Mapping)
+                and field in given
+                and str(key).lstrip("0") == (str(self.layer_id) if self.layer_id else "")
+            ):
                 yield Entry(f"per_layer_config[{self.layer_id}].{field}", given[field], True)
 
     def _other_setting(self, field: str) -> Iterator[Entry]:
@@ -100,8 +104,3 @@ class LayerView:
         if len(value) < self.num_layers:
             raise ConfigError(f"{entry.where} has {len(value)} entries, expected {self.num_layers}, one per layer")
         return value[self.layer_id] if self.layer_id < len(value) else value[-1]
-
-
-def is_sparse_kind(kind: str) -> bool:
-    """Whether a layer type says by itself that an indexer picks the tokens."""
-    return kind == SPARSE

@@ -106,5 +106,3 @@ def _draft_layer(
         return _compress(fields, layer, ratios[layer_id], None)
     indexer = next((one.indexer for one in reversed(layers) if one.indexer is not None), None)
     return dataclasses.replace(layer, indexer=dataclasses.replace(indexer, owns=True) if indexer and layer.mla else None)
-
-

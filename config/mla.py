@@ -18,9 +18,12 @@ def read_mla(layer: LayerView) -> MLAShape | None:
         return None
     nope = layer.width("qk_nope_head_dim") or 0
     rope = _rope_width(layer, nope)
+    if _is_without_rope(layer):
+        nope, rope = nope + rope, 0
     if nope + rope == 0:
         raise ConfigError(
-            f"kv_lora_rank is {kv_lora_rank} but qk_nope_head_dim and qk_rope_head_dim are both unset; MLA needs their sum to be positive, or use_mla false"
+            f"kv_lora_rank is {kv_lora_rank} but qk_nope_head_dim and qk_rope_head_dim are both unset; "
+            "MLA needs their sum to be positive, or use_mla false"
         )
     if rope % 2:
         raise ConfigError(f"qk_rope_head_dim is {rope}, expected an even number: rotary pairs cannot be formed")
@@ -43,9 +46,19 @@ def _rope_width(layer: LayerView, nope: int) -> int:
     if total is None or total == nope + rope or total <= nope or rope != layer.count("head_dim"):
         return rope
     layer.fields.warn(
-        f"qk_head_dim {total} is not qk_nope_head_dim {nope} + qk_rope_head_dim {rope}, which repeats head_dim; {total - nope} is used for the rope width"
+        f"qk_head_dim {total} is not qk_nope_head_dim {nope} + qk_rope_head_dim {rope}, which repeats head_dim; "
+        f"{total - nope} is used for the rope width"
     )
     return total - nope
+
+
+def _is_without_rope(layer: LayerView) -> bool:
+    """Whether `no_rope_layers` marks the layer with 0: its rotary lanes are then ordinary ones, up-projected from the latent."""
+    marks = layer.fields.sequence("no_rope_layers")
+    pattern = layer.fields.known.patterns.get("no_rope_layers")
+    if marks is None and pattern is not None:
+        marks = pattern.expand(layer.num_layers)
+    return marks is not None and layer.layer_id < len(marks) and not marks[layer.layer_id]
 
 
 def _value_width(layer: LayerView, qk_head_dim: int) -> int:

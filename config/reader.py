@@ -14,7 +14,6 @@ from .shape import ModelShape
 from .source import MISSING, Level, open_source
 from .text_config import locate_text
 
-
 MOST_LAYERS = 10_000
 """More layers than any model has; a config that states more is damaged, and would only exhaust memory."""
 
@@ -44,6 +43,7 @@ def read_shape(source: object, *, overrides: Mapping[str, object] | None = None)
         tie_word_embeddings=fields.flag("tie_word_embeddings") or False,
         layers=layers,
         draft_layers=draft_layers,
+        cross_attention=fields.encoder_decoder,
         warnings=tuple(fields.warnings),
     )
 

@@ -17,7 +17,9 @@ def read_scale(layer: LayerView, head_dim: int, is_mla: bool) -> float:
     fixed = layer.fields.known.facts.get("scale")
     if isinstance(fixed, (int, float)) or layer.fields.flag("scale_attn_weights") is False:
         return float(fixed) if isinstance(fixed, (int, float)) else 1.0
-    scale = head_dim**-0.5 * (_yarn_correction(layer) if is_mla else 1.0)
+    known = layer.fields.known.facts.get("scale_power")
+    power = known if isinstance(known, float) else -0.5
+    scale: float = head_dim**power * (_yarn_correction(layer) if is_mla else 1.0)
     return scale / (layer.layer_id + 1) if layer.fields.flag("scale_attn_by_inverse_layer_idx") else scale
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .capacity import cross_kv_bytes_per_token, kv_bytes, max_tokens
 from .sizes import (
     attention_row_bytes,
+    compressed_row_bytes,
     fp8_ds_mla_row_bytes,
     index_row_bytes,
     kv_heads_on_rank,
     latent_row_bytes,
 )
+from .table import format_shape
 
 LayerKind = Literal["attention", "mla", "compressed", "cross", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLAShape:
-    """Widths of multi-head latent attention; q_lora_rank None means full-rank queries, qk_rope_head_dim 0 means no rotary part."""
+    """Widths of multi-head latent attention; q_lora_rank None: full-rank queries, qk_rope_head_dim 0: no rotary part."""
 
     kv_lora_rank: int
     qk_nope_head_dim: int
@@ -108,13 +111,16 @@ class LayerShape:
         return self.kind in ("attention", "mla", "compressed") and self.kv_source == self.layer_id
 
     def kv_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
-        """Bytes of one cached token of this layer on one rank; 0 where it owns no KV. ValueError: a layout that the kind cannot use."""
+        """Bytes of one cached token of this layer on one rank; 0 where it owns no KV.
+
+        ValueError: a layout that the kind cannot use.
+        """
         if not self.owns_kv:
             return 0
         if self.mla is not None:
             return _mla_bytes(self.mla, kv_layout, dtype)
         if self.kind == "compressed":
-            return _compressed_bytes(self.head_dim, kv_layout, dtype)
+            return _compressed_bytes(self, kv_layout, dtype)
         heads = kv_heads_on_rank(self.num_kv_heads, tp)
         if kv_layout in ("auto", "kv"):
             return attention_row_bytes(heads, self.head_dim, self.v_head_dim, dtype)
@@ -123,7 +129,10 @@ class LayerShape:
         raise ValueError(f"layer {self.layer_id} (attention) cannot be cached as {kv_layout!r}; use 'kv' or 'kv_fp8'")
 
     def index_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16") -> int:
-        """Bytes of index keys per cached token of this layer; 0 where it scores nothing. kv_layout: "auto"/"indexer" or "indexer_fp8"."""
+        """Bytes of index keys per cached token of this layer; 0 where it scores nothing.
+
+        kv_layout: "auto" or "indexer" for keys of the given dtype, "indexer_fp8" for quantised ones.
+        """
         if self.block_sparse is not None:
             per_key = index_row_bytes(self.block_sparse.head_dim, dtype, quantised=kv_layout == "indexer_fp8")
             return -(-per_key // self.block_sparse.tokens_per_key)
@@ -142,21 +151,25 @@ def _mla_bytes(mla: MLAShape, kv_layout: str, dtype: object) -> int:
     raise ValueError(f"an MLA layer cannot be cached as {kv_layout!r}; use 'latent', 'latent_fp8' or 'fp8_ds_mla'")
 
 
-def _compressed_bytes(head_dim: int, kv_layout: str, dtype: object) -> int:
+def _compressed_bytes(layer: LayerShape, kv_layout: str, dtype: object) -> int:
     if kv_layout == "auto":
-        return latent_row_bytes(head_dim, 0, dtype)
+        return latent_row_bytes(layer.head_dim, 0, dtype)
     if kv_layout == "compressed":
-        return 584
+        return compressed_row_bytes(layer.head_dim, layer.rope_head_dim or 0)
     raise ValueError(f"a compressed layer cannot be cached as {kv_layout!r}; use 'compressed'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """One model, read once. text_path names where the text config was found ("" for the root)."""
+    """One model, read once.
+
+    text_path: where the text config was found, "" for the root; it and the warnings do not count in ==.
+    cross_attention: every attending decoder layer also attends to an encoder's output, whose KV is not among the sizes.
+    """
 
     model_type: str
     architectures: tuple[str, ...]
-    text_path: str
+    text_path: str = field(compare=False)
     hidden_size: int
     vocab_size: int
     num_layers: int
@@ -165,6 +178,7 @@ class ModelShape:
     tie_word_embeddings: bool
     layers: tuple[LayerShape, ...]
     draft_layers: tuple[LayerShape, ...] = ()
+    cross_attention: bool = False
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def layer(self, layer_id: int) -> LayerShape:
@@ -172,7 +186,8 @@ class ModelShape:
         known = self.layers + self.draft_layers
         if not 0 <= layer_id < len(known):
             raise IndexError(
-                f"layer {layer_id} is not in this model: ids 0 to {self.num_layers - 1}, and {len(self.draft_layers)} draft layers after them"
+                f"layer {layer_id} is not in this model: ids 0 to {self.num_layers - 1}, "
+                f"and {len(self.draft_layers)} draft layers after them"
             )
         return known[layer_id]
 
@@ -192,9 +207,35 @@ class ModelShape:
         return next((layer.indexer.topk for layer in self.layers if layer.indexer), None)
 
     def kv_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
-        """Bytes of one token over all layers that own KV, on one rank; windows count in full, index keys and cross KV not at all."""
+        """Bytes of one token over all layers that own KV, on one rank; windows count in full, index and cross KV do not."""
         return sum(layer.kv_bytes_per_token(kv_layout, dtype, tp) for layer in self.layers)
 
     def index_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16") -> int:
         """Bytes of one token's index keys over the layers that own an indexer."""
         return sum(layer.index_bytes_per_token(kv_layout, dtype) for layer in self.layers)
+
+    @property
+    def is_block_sparse(self) -> bool:
+        """Whether any layer attends to blocks of keys that a scorer picks."""
+        return any(layer.block_sparse is not None for layer in self.layers)
+
+    def cross_kv_bytes_per_token(self, dtype: object = "bfloat16", tp: int = 1) -> int:
+        """Bytes of one encoder token's keys and values over the layers that attend to an encoder or an image."""
+        return cross_kv_bytes_per_token(self, dtype, tp)
+
+    def kv_bytes(self, length: int, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
+        """Bytes that a sequence of this many tokens keeps on one rank, index keys included; windows keep only their own."""
+        return kv_bytes(self, length, kv_layout, dtype, tp)
+
+    def max_tokens(
+        self, memory_bytes: int, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1, num_seqs: int = 1
+    ) -> int | None:
+        """The longest length that num_seqs sequences can all have in this memory; None where no length is too long.
+
+        The inverse of kv_bytes: a model with windows holds more tokens than memory / kv_bytes_per_token.
+        """
+        return max_tokens(self, memory_bytes, kv_layout, dtype, tp, num_seqs)
+
+    def __str__(self) -> str:
+        """A table of the layers, equal ones together, 100 columns wide."""
+        return format_shape(self)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .dtypes import item_size
-
-if TYPE_CHECKING:
-    from .shape import LayerShape
 
 
 def kv_heads_on_rank(num_kv_heads: int, tp: int) -> int:
@@ -16,7 +11,8 @@ def kv_heads_on_rank(num_kv_heads: int, tp: int) -> int:
         raise ValueError(f"tp is {tp}; expected at least 1")
     if num_kv_heads % tp and tp % num_kv_heads:
         raise ValueError(
-            f"{num_kv_heads} KV heads can neither be divided over nor replicated to {tp} ranks; use a tp that divides or is a multiple"
+            f"{num_kv_heads} KV heads can neither be divided over nor replicated to {tp} ranks; "
+            "use a tp that divides them or is a multiple of them"
         )
     return max(1, num_kv_heads // tp)
 
@@ -34,6 +30,13 @@ def latent_row_bytes(kv_lora_rank: int, qk_rope_head_dim: int, dtype: object) ->
 def fp8_ds_mla_row_bytes(kv_lora_rank: int, qk_rope_head_dim: int) -> int:
     """One token of `fp8_ds_mla`: e4m3 latent, one fp32 scale per 128 lanes, bf16 rotary key."""
     return kv_lora_rank + (kv_lora_rank + 127) // 128 * 4 + qk_rope_head_dim * 2
+
+
+def compressed_row_bytes(head_dim: int, rope_head_dim: int) -> int:
+    """One row of the `compressed` layout: e4m3 values, bf16 rotary lanes, one scale byte per 64 values padded to 8 bytes."""
+    values = head_dim - rope_head_dim
+    scales = ((values + 63) // 64 + 7) // 8 * 8
+    return values + rope_head_dim * 2 + scales
 
 
 def index_row_bytes(head_dim: int, dtype: object = "bfloat16", quantised: bool = False) -> int:

@@ -93,7 +93,7 @@ class Level:
             return getattr(self._source, name)
         except AttributeError:
             return MISSING
-        except Exception as error:  # a property of a foreign object may raise anything; the cause is kept
+        except Exception as error:  # noqa: BLE001 - a property of a foreign object may raise anything; the cause is kept
             return self._fetch_per_layer(name, error)
 
     def _fetch_per_layer(self, name: str, error: Exception) -> object:
@@ -152,13 +152,15 @@ class Level:
 
 
 def open_source(source: object) -> Level:
-    """The root level of a config object, mapping, config.json path or model folder. ConfigError: no file, or no JSON object in it."""
+    """The root level of a config object, mapping, config.json path or model folder.
+
+    ConfigError: there is no file, or no JSON object in it.
+    """
     if isinstance(source, (str, os.PathLike)):
         return Level(_load_file(os.fsdecode(source)))
     if isinstance(source, _PLAIN):
-        raise ConfigError(
-            f"a config is a mapping, an object with attributes, a config.json path or a folder; got {type(source).__name__} {source!r}"
-        )
+        accepted = "a mapping, an object with attributes, a config.json path or a folder"
+        raise ConfigError(f"a config is {accepted}; got {type(source).__name__} {source!r}")
     return Level(source)
 
 

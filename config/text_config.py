@@ -44,7 +44,8 @@ def _step(level: Level) -> Level | None:
         found = _candidates(level, DECODERS)[:1] or _any_other(level)
     if len(found) > 1:
         raise ConfigError(
-            f"the text config is ambiguous: {found[0].path} and {found[1].path} both describe a language model; pass the one to serve as the source"
+            f"the text config is ambiguous: {found[0].path} and {found[1].path} both describe a language model; "
+            "pass the one to serve as the source"
         )
     return found[0] if found else None
 
@@ -69,7 +70,9 @@ def _text_child(level: Level, name: str) -> Level | None:
     child = level.child(name)
     if child is None:
         return None
-    leads_on = _states_layers(child) or bool(child.known.fields or child.known.nested) or child.stated("model_type") is not MISSING
+    leads_on = (
+        _states_layers(child) or bool(child.known.fields or child.known.nested) or child.stated("model_type") is not MISSING
+    )
     return child if leads_on or _step(child) is not None else None
 
 

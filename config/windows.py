@@ -26,7 +26,9 @@ def read_window(layer: LayerView) -> int | None:
     if window is not None:
         return window
     if value is MISSING and layer.kind == SLIDING:
-        raise ConfigError(f"layer {layer.layer_id} is of type {layer.kind} but sliding_window is unset; expected the number of keys it keeps")
+        raise ConfigError(
+            f"layer {layer.layer_id} is of type {layer.kind} but sliding_window is unset; expected the number of keys it keeps"
+        )
     return None
 
 
@@ -63,5 +65,7 @@ def read_chunk(layer: LayerView) -> int | None:
         return None
     chunk = layer.count("attention_chunk_size")
     if chunk is None:
-        raise ConfigError(f"layer {layer.layer_id} is of type {layer.kind} but attention_chunk_size is unset; expected a number of tokens")
+        raise ConfigError(
+            f"layer {layer.layer_id} is of type {layer.kind} but attention_chunk_size is unset; expected a number of tokens"
+        )
     return chunk

@@ -1,0 +1,57 @@
+"""How much a sequence of a given length keeps in the cache, and the longest that fits: one function and its inverse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .sizes import attention_row_bytes, kv_heads_on_rank
+
+if TYPE_CHECKING:
+    from .shape import LayerShape, ModelShape
+
+UNBOUNDED = 2**48
+"""Tokens that no memory holds unless every layer keeps only a window."""
+
+
+def layer_bytes(layer: LayerShape, length: int, kv_layout: str, dtype: object, tp: int) -> int:
+    """Bytes that one layer keeps of a sequence: the rows of its window, chunk or whole length, compressed entries, index keys."""
+    kept = min(length, layer.window or length, layer.chunk or length)
+    entries = length // layer.compress_ratio if layer.compress_ratio else 0
+    rows = kept + (entries if layer.entry_source == layer.layer_id else 0)
+    keys = entries if layer.kind == "compressed" else length
+    return rows * layer.kv_bytes_per_token(kv_layout, dtype, tp) + keys * layer.index_bytes_per_token(dtype=dtype)
+
+
+def kv_bytes(shape: ModelShape, length: int, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
+    """Bytes that a sequence of this many tokens keeps on one rank over all layers, index keys included."""
+    if length < 0:
+        raise ValueError(f"length is {length}; expected a number of tokens")
+    return sum(layer_bytes(layer, length, kv_layout, dtype, tp) for layer in shape.layers)
+
+
+def max_tokens(
+    shape: ModelShape, memory_bytes: int, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1, num_seqs: int = 1
+) -> int | None:
+    """The longest length that num_seqs sequences can all have in this memory; None where no length is too long."""
+    if num_seqs < 1:
+        raise ValueError(f"num_seqs is {num_seqs}; expected at least 1")
+    budget = memory_bytes // num_seqs
+    if kv_bytes(shape, UNBOUNDED, kv_layout, dtype, tp) <= budget:
+        return None
+    fits, too_long = 0, UNBOUNDED
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if kv_bytes(shape, middle, kv_layout, dtype, tp) <= budget:
+            fits = middle
+        else:
+            too_long = middle
+    return fits
+
+
+def cross_kv_bytes_per_token(shape: ModelShape, dtype: object = "bfloat16", tp: int = 1) -> int:
+    """Bytes of one encoder token's keys and values over the layers that attend to an encoder or an image."""
+    crossing = [layer for layer in shape.layers if layer.kind == "cross" or (shape.cross_attention and layer.kind == "attention")]
+    return sum(
+        attention_row_bytes(kv_heads_on_rank(layer.num_kv_heads, tp), layer.head_dim, layer.v_head_dim, dtype)
+        for layer in crossing
+    )
