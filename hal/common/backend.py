@@ -137,9 +137,10 @@ class Backend:
         batch: PagedBatch,
         chunk: IndexerChunk | None = None,
     ) -> torch.Tensor:
-        """Scores fp32 [chunk tokens, keys]; columns are request-local, -inf outside a row's bound.
+        """Scores fp32 [chunk tokens, chunk.max_seq_len]; columns are request-local, -inf outside a row's bound.
 
-        iq [tokens, index_heads, index_dim] and weights fp32 [tokens, index_heads] are the whole batch's.
+        iq [tokens, index_heads, index_dim] and weights fp32 [tokens, index_heads] are the whole batch's. Without a chunk,
+        every token is scored and the columns are batch.max_seq_len, so that no length has to be read from the device.
         """
         raise NotImplementedError
 
@@ -148,7 +149,7 @@ class Backend:
     ) -> torch.Tensor:
         """int32 [tokens, width]: the k best columns below lengths int32 [tokens], then -1; NaN counts as -inf.
 
-        deterministic: equal scores go to the lower id.
+        deterministic: equal scores go to the lower id. A row is a set: its order is not promised. LayoutError for k > width.
         """
         raise NotImplementedError
 

@@ -17,7 +17,8 @@ class KVCache:
     """One layer's cache: the engine's storage and how to read it. Scales kept outside the storage travel in `scale`.
 
     storage: [pages, rows_per_page, width] in the layout's dtype, last dimension dense; a page's first block_size rows are
-    its tokens. A row is a flat index into storage seen as [pages * rows_per_page, width].
+    its tokens. A row is an index into .rows: page * page_stride + offset, page_stride being rows_per_page unless pages lie
+    further apart in the engine's memory.
     """
 
     storage: torch.Tensor
@@ -65,7 +66,7 @@ class KVCache:
 class PagedBatch:
     """What a paged call needs of a batch; anyone can make one.
 
-    query_start_loc: int32 [requests + 1], from 0. seq_lens: int32 [requests], new tokens included; a query's last token is
+    query_start_loc: int32 [requests + 1], from 0; query rows past its last entry belong to no request and see no key. seq_lens: int32 [requests], new tokens included; a query's last token is
     a request's last position. block_table: int32 [requests, pages]. The first num_decodes requests are short queries.
     """
 

@@ -13,8 +13,9 @@ from .numbers import compute_dtype
 # Elements of one tile of scores: two MiB of fp32, which a current core's second-level cache holds.
 _TILE_ELEMENTS = 1 << 19
 _MIN_QUERIES = 32
-# Queries whose masks are kept while every head passes over them.
+# Queries whose masks are kept while every head passes over them: at most so many, and so many elements of mask.
 _BLOCK_QUERIES = 1024
+_BLOCK_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +28,14 @@ class Selected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tile:
-    """Queries begin..end against keys start..stop, and what is hidden from them there."""
+    """Queries begin..end against keys start..stop, what is hidden from them there, and whether one may see nothing."""
 
     begin: int
     end: int
     start: int
     stop: int
     hidden: tuple[HiddenBlock, ...]
+    may_be_empty: bool
 
 
 def attend_request(
@@ -59,7 +61,7 @@ def attend_request(
     keys, values = k.to(dtype).transpose(0, 1), v.to(dtype).transpose(0, 1)
     queries = (q.to(dtype) * softmax_scale).unflatten(1, (num_kv_heads, group)).permute(1, 2, 0, 3)
     tile_queries, tile_heads = _tile_size(num_queries, num_keys, num_kv_heads, group)
-    block = max(tile_queries, _BLOCK_QUERIES // tile_queries * tile_queries)
+    block = min(_BLOCK_QUERIES, _BLOCK_ELEMENTS // max(1, num_keys)) // tile_queries * tile_queries or tile_queries
     for first_query in range(0, num_queries, block):
         last_query = min(first_query + block, num_queries)
         tiles = [
@@ -79,6 +81,7 @@ def attend_request(
                     tile.hidden,
                     softcap,
                     need_lse=lse is not None,
+                    may_be_empty=tile.may_be_empty,
                 )
                 out[tile.begin : tile.end, span] = result.permute(2, 0, 1, 3).flatten(1, 2)
                 if lse is not None and logs is not None:
@@ -99,9 +102,9 @@ def _make_tile(mask: Mask, selected: Selected | None, first_position: int, begin
     if stop > start:
         hidden = mask.hidden_blocks(first, last, start, stop)
         if selected is not None:
-            unselected = hide_unselected(selected.ids[begin:end], selected.first_key, start, stop)
-            hidden = (HiddenBlock(slice(0, stop - start), unselected), *hidden)
-    return _Tile(begin=begin, end=end, start=start, stop=stop, hidden=hidden)
+            hidden = (hide_unselected(selected.ids[begin:end], selected.first_key, start, stop), *hidden)
+    may_be_empty = selected is not None or not mask.causal or first < 0
+    return _Tile(begin=begin, end=end, start=start, stop=stop, hidden=hidden, may_be_empty=may_be_empty)
 
 
 def attend_tile(
@@ -111,28 +114,31 @@ def attend_tile(
     hidden: Sequence[HiddenBlock],
     softcap: float | None,
     need_lse: bool,
+    may_be_empty: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [kv_heads, group, queries, v_head_dim] and lse; q [kv_heads, group, queries, head_dim] is already scaled.
 
-    A hidden block's tensor broadcasts to [kv_heads, group, queries, its columns]. Queries that see no key give 0 and -inf.
+    A hidden block's bias broadcasts to [kv_heads, group, queries, its columns]. Queries that see no key give 0 and -inf.
     """
     num_kv_heads, group, num_queries, _ = q.shape
     scores = torch.bmm(q.reshape(num_kv_heads, group * num_queries, -1), k.transpose(1, 2))
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores.unflatten(1, (group, num_queries))
-    for columns, tensor in hidden:
-        scores[..., columns].masked_fill_(tensor, float("-inf"))
-    weights, lse = normalise(scores, need_lse)
+    for columns, bias in hidden:
+        scores[..., columns].add_(bias)
+    weights, lse = normalise(scores, need_lse, may_be_empty)
     return torch.bmm(weights.flatten(1, 2), v).unflatten(1, (group, num_queries)), lse
 
 
-def normalise(scores: torch.Tensor, need_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+def normalise(scores: torch.Tensor, need_lse: bool, may_be_empty: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Softmax weights of scores [..., keys], zeros in rows that see no key, and the lse [...] where asked for."""
     if not scores.shape[-1]:
         return scores, scores.new_full(scores.shape[:-1], float("-inf")) if need_lse else None
-    top = scores.amax(-1)
     weights = torch.softmax(scores, dim=-1)
+    if not (need_lse or may_be_empty):
+        return weights, None
+    top = scores.amax(-1)
     is_empty = top == float("-inf")
     if bool(is_empty.any()):
         weights.masked_fill_(is_empty[..., None], 0)

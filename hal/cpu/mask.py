@@ -9,10 +9,15 @@ import torch
 
 
 class HiddenBlock(NamedTuple):
-    """Columns of a tile and a bool tensor, True where a score there must not count."""
+    """Columns of a tile and what to add to the scores there: 0, or -inf where a key must not count."""
 
     columns: slice
-    hidden: torch.Tensor
+    bias: torch.Tensor
+
+
+def hide(columns: slice, hidden: torch.Tensor) -> HiddenBlock:
+    """The block that hides what is True: adding is several times faster than filling under a mask."""
+    return HiddenBlock(columns, torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +51,7 @@ class Mask:
         seen_from, seen_to = self._seen_by_all(first, last, start, stop)
         spans = [(start, stop)] if seen_from >= seen_to else [(start, seen_from), (seen_to, stop)]
         return tuple(
-            HiddenBlock(slice(low - start, high - start), self._hidden(first, last, low, high))
-            for low, high in spans
-            if low < high
+            hide(slice(low - start, high - start), self._hidden(first, last, low, high)) for low, high in spans if low < high
         )
 
     def _seen_by_all(self, first: int, last: int, start: int, stop: int) -> tuple[int, int]:
@@ -78,11 +81,11 @@ class Mask:
         return (position + self.origin) // (self.chunk or 1)
 
 
-def hide_unselected(selected: torch.Tensor, first_key: int, start: int, stop: int) -> torch.Tensor:
-    """True where a query did not select a key: selected int32 [queries, width] holds request-local ids, key 0 being first_key."""
-    hidden = torch.ones(selected.shape[0], stop - start + 1, dtype=torch.bool)
+def hide_unselected(selected: torch.Tensor, first_key: int, start: int, stop: int) -> HiddenBlock:
+    """The block that hides keys a query did not select: selected int32 [queries, width], ids of which first_key is key 0's."""
+    # One spare column takes whatever lies outside the tile, and is then cut off.
+    bias = torch.full((selected.shape[0], stop - start + 1), float("-inf"))
     column = selected.long() - (first_key + start)
-    # Whatever lies outside the tile lands in one spare column, which is then cut off.
     column = torch.where((column < 0) | (column >= stop - start), stop - start, column)
-    hidden.scatter_(1, column, False)
-    return hidden[:, :-1]
+    bias.scatter_(1, column, 0.0)
+    return HiddenBlock(slice(0, stop - start), bias[:, :-1])

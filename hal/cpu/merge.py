@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+# Elements merged at once, so that the intermediate results stay in cache.
+_PIECE_ELEMENTS = 1 << 16
+
 
 def merge_states(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
@@ -12,17 +15,27 @@ def merge_states(
 
     A side whose lse is -inf, +inf or NaN holds nothing: its out is not looked at, and the other comes back bit for bit.
     """
+    step = max(1, _PIECE_ELEMENTS // max(1, out_a[0].numel())) if out_a.shape[0] else 1
+    merged, lse = torch.empty_like(out_a, memory_format=torch.contiguous_format), torch.empty_like(lse_a)
+    for begin in range(0, out_a.shape[0], step):
+        span = slice(begin, begin + step)
+        merged[span], lse[span] = _merge(out_a[span], lse_a[span], out_b[span], lse_b[span])
+    return merged, lse
+
+
+def _merge(
+    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     empty_a, empty_b = ~torch.isfinite(lse_a), ~torch.isfinite(lse_b)
     a = lse_a.masked_fill(empty_a, float("-inf"))
     b = lse_b.masked_fill(empty_b, float("-inf"))
     lse = torch.logaddexp(a, b)
-    weight_a = (a - lse).exp().unsqueeze(-1)
-    weight_b = (b - lse).exp().unsqueeze(-1)
-    merged = (out_a * weight_a + out_b * weight_b).to(out_a.dtype)
-    merged = torch.where(empty_b.unsqueeze(-1), out_a, merged)
-    merged = torch.where(empty_a.unsqueeze(-1), out_b, merged)
-    merged = merged.masked_fill((empty_a & empty_b).unsqueeze(-1), 0)
-    lse = torch.where(empty_b, a, torch.where(empty_a, b, lse))
+    merged = (out_a * (a - lse).exp().unsqueeze(-1) + out_b * (b - lse).exp().unsqueeze(-1)).to(out_a.dtype)
+    if bool(empty_a.any()) or bool(empty_b.any()):
+        merged = torch.where(empty_b.unsqueeze(-1), out_a, merged)
+        merged = torch.where(empty_a.unsqueeze(-1), out_b, merged)
+        merged = merged.masked_fill((empty_a & empty_b).unsqueeze(-1), 0)
+        lse = torch.where(empty_b, a, torch.where(empty_a, b, lse))
     return merged, lse
 
 

@@ -11,7 +11,7 @@ from hal.common.kernels import KVCache, PagedBatch
 
 from .attend import attend_request, attend_tile
 from .cache import read_request
-from .mask import HiddenBlock, Mask
+from .mask import Mask, hide
 from .numbers import compute_dtype
 from .results import prepare_results
 
@@ -128,7 +128,7 @@ def _attend_singles(
     merged_values = values.to(dtype).unflatten(0, (count, width)).transpose(1, 2).flatten(0, 1)
     picked = (q.index_select(0, tokens).to(dtype) * softmax_scale).reshape(count * kv_heads, group, 1, -1)
     veil = hidden.repeat_interleave(kv_heads, 0)[:, None, None, :]
-    blocks = (HiddenBlock(slice(0, width), veil),) if bool(hidden.any()) else ()
+    blocks = (hide(slice(0, width), veil),) if bool(hidden.any()) else ()
     result, logs = attend_tile(picked, merged_keys, merged_values, blocks, softcap, need_lse=lse is not None)
     out.index_copy_(0, tokens, result.reshape(count, heads, -1).to(out.dtype))
     if lse is not None and logs is not None:

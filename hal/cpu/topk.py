@@ -20,28 +20,23 @@ def select_topk(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int)
     lengths = lengths.long().clamp(min=0, max=num_keys)
     outside = torch.arange(num_keys)[None, :] >= lengths[:, None]
     ranked = scores.masked_fill(outside | scores.isnan(), float("-inf"))
-    ids = _best_ids(ranked, count)
+    ids = _best_ids(ranked, lengths, count)
     # A key that scored -inf inside its length is still a key; one past the length is not.
     slots = torch.arange(count)[None, :]
-    ids = torch.where(slots < lengths[:, None], ids, -1)
-    chosen[:, :count] = ids.to(torch.int32)
+    chosen[:, :count] = torch.where(slots < lengths[:, None], ids, -1)
     return chosen
 
 
-def _best_ids(scores: torch.Tensor, count: int) -> torch.Tensor:
-    values, ids = torch.topk(scores, count, dim=1)
-    # torch.topk breaks ties as it pleases: keep what beats the last value, then take the lowest ids that equal it.
-    last = values[:, -1:]
-    tied_inside = (values == last).sum(1)
-    tied_overall = (scores == last).sum(1)
-    doubtful = (tied_inside != tied_overall).nonzero().squeeze(1)
-    order = ids.sort(dim=1).indices
-    values, ids = values.gather(1, order), ids.gather(1, order)
-    by_value = values.sort(dim=1, descending=True, stable=True).indices
-    ids = ids.gather(1, by_value)
+def _best_ids(scores: torch.Tensor, lengths: torch.Tensor, count: int) -> torch.Tensor:
+    # One more than asked for shows whether the last place is tied.
+    more = min(count + 1, scores.shape[1])
+    values, ids = torch.topk(scores, more, dim=1)
+    # torch.topk orders equal values as it pleases: rows that have any inside their length are sorted again.
+    is_tied = (values[:, 1:] == values[:, :-1]) & (torch.arange(more - 1)[None, :] < lengths[:, None])
+    doubtful = is_tied.any(1).nonzero().squeeze(1)
+    ids = ids[:, :count]
     if doubtful.numel():
-        full = scores[doubtful].sort(dim=1, descending=True, stable=True).indices
-        ids[doubtful] = full[:, :count]
+        ids[doubtful] = scores[doubtful].sort(dim=1, descending=True, stable=True).indices[:, :count]
     return ids
 
 
