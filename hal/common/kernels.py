@@ -66,8 +66,9 @@ class KVCache:
 class PagedBatch:
     """What a paged call needs of a batch; anyone can make one.
 
-    query_start_loc: int32 [requests + 1], from 0; query rows past its last entry belong to no request and see no key. seq_lens: int32 [requests], new tokens included; a query's last token is
-    a request's last position. block_table: int32 [requests, pages]. The first num_decodes requests are short queries.
+    query_start_loc: int32 [requests + 1], from 0; query rows past its last entry belong to no request and see no key.
+    seq_lens: int32 [requests], new tokens included: a request's last query is its last position. block_table: int32
+    [requests, pages]. max_query_len and max_seq_len are upper bounds. The first num_decodes requests are short queries.
     """
 
     query_start_loc: torch.Tensor
