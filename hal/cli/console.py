@@ -16,6 +16,7 @@ from hal.config import HalError
 
 WIDTH = 100
 LEVELS = ("debug", "info", "warning", "error")
+DEFAULT_LEVEL = "warning"
 
 T = TypeVar("T")
 
@@ -58,16 +59,17 @@ def check_backend_name(name: str | None) -> None:
 
 
 def start_logging() -> None:
-    """hal's log on stderr at the level of HAL_LOG, each message once; InputError lists the levels."""
-    level = (read_variable("HAL_LOG") or "warning").lower()
-    if level not in LEVELS:
-        raise InputError(f"HAL_LOG is {level!r}; expected one of {', '.join(LEVELS)}")
+    """hal's log on stderr at the level of HAL_LOG, each message once; a level that does not exist is warned about."""
+    asked = (read_variable("HAL_LOG") or DEFAULT_LEVEL).lower()
+    level = asked if asked in LEVELS else DEFAULT_LEVEL
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("hal: %(levelname)s: %(message)s"))
     handler.addFilter(_Once())
     logger = logging.getLogger("hal")
     logger.handlers = [handler]
     logger.setLevel(level.upper())
+    if asked != level:
+        logger.warning("HAL_LOG is %r; expected one of %s. Taking %s", asked, ", ".join(LEVELS), level)
     warn_of_unknown_variables()
 
 
