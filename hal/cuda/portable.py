@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hal.common.backend import Backend
+from hal.common.triton.backend import PORTABLE, TritonBackend
 
 
-class CUDATriton(Backend):
-    """The shared Triton kernels on NVIDIA GPUs. Its calls are not written yet."""
+class CUDATriton(TritonBackend):
+    """The shared Triton kernels with the launch parameters of NVIDIA GPUs."""
 
     name = "cuda:triton"
     platform = "cuda"
-    libraries = ()
+    package = "hal.cuda"
+    capabilities = PORTABLE

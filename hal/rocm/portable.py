@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hal.common.backend import Backend
+from hal.common.triton.backend import PORTABLE, TritonBackend
 
 
-class ROCmTriton(Backend):
-    """The shared Triton kernels on AMD GPUs. Its calls are not written yet."""
+class ROCmTriton(TritonBackend):
+    """The shared Triton kernels with the launch parameters of AMD GPUs."""
 
     name = "rocm:triton"
     platform = "rocm"
-    libraries = ()
+    package = "hal.rocm"
+    capabilities = PORTABLE

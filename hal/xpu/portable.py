@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hal.common.backend import Backend
+from hal.common.triton.backend import PORTABLE, TritonBackend
 
 
-class XPUTriton(Backend):
-    """The shared Triton kernels on Intel GPUs. Its calls are not written yet."""
+class XPUTriton(TritonBackend):
+    """The shared Triton kernels with the launch parameters of Intel GPUs."""
 
     name = "xpu:triton"
     platform = "xpu"
-    libraries = ()
+    package = "hal.xpu"
+    capabilities = PORTABLE

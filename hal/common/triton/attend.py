@@ -1,0 +1,282 @@
+"""Attention of query tiles over paged keys, and over keys that lie end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .checks import check_keys, check_query, count_parts, dense_rows, plain_name, prepare_results, require_tile
+from .launch import Launch
+from .merge import join_launch
+from .tiles import Machine, Tile, Widths, split_width
+
+if TYPE_CHECKING:
+    import torch
+
+    from hal.common.kernels import KVCache, PagedBatch
+    from hal.common.layouts import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """A layer's rule on scores: which keys a query sees, and the cap."""
+
+    causal: bool
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """Where keys and values lie. Strides in elements; lengths: int32 [requests], or [requests + 1] where keys lie end to end.
+
+    table: None where they do. value: elements of a value; pages: how many there are.
+    """
+
+    call: str
+    k: Any
+    v: Any
+    k_row: int
+    k_head: int
+    v_row: int
+    v_head: int
+    kv_heads: int
+    widths: Widths
+    value: int
+    lengths: Any
+    max_length: int
+    table: Any = None
+    page: int = 1
+    page_stride: int = 1
+    pages: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queries:
+    """The queries [tokens, heads, width] of a call and where each request's begin."""
+
+    q: Any
+    start_loc: Any
+    num_requests: int
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Where a kernel writes: out [parts, tokens, heads, value] and lse [parts, tokens, heads] or None."""
+
+    out: Any
+    lse: Any
+
+
+def paged_keys(layout: Layout, rows: Any, value_rows: Any, batch: Any, block_size: int, page_stride: int, pages: int) -> Keys:
+    """The keys of a cache by its rows [rows, width]; value_rows are the same rows from the first value element on."""
+    is_latent = layout.name == "latent"
+    if is_latent:
+        (lora,), (rope,) = layout.parts
+        kv_heads, head_dim, value = 1, 0, lora
+        widths = Widths(main=lora, rest=rope, splits=True)
+    else:
+        (kv_heads, head_dim), (_, value) = layout.parts
+        main, rest = split_width(head_dim)
+        widths = Widths(main=main, rest=rest, value=value)
+    return Keys(
+        call="latent" if is_latent else "attend",
+        k=rows,
+        v=value_rows,
+        k_row=rows.stride(0),
+        k_head=head_dim,
+        v_row=rows.stride(0),
+        v_head=0 if is_latent else value,
+        kv_heads=kv_heads,
+        widths=widths,
+        value=value,
+        lengths=batch.seq_lens,
+        max_length=batch.max_seq_len,
+        table=batch.block_table,
+        page=block_size,
+        page_stride=page_stride,
+        pages=pages,
+    )
+
+
+def listed_keys(k: Any, v: Any, start_loc: Any, max_length: int) -> Keys:
+    """The keys and values [keys, kv_heads, width] that lie end to end, request by request."""
+    main, rest = split_width(k.shape[2])
+    return Keys(
+        call="attend",
+        k=k,
+        v=v,
+        k_row=k.stride(0),
+        k_head=k.stride(1),
+        v_row=v.stride(0),
+        v_head=v.stride(1),
+        kv_heads=k.shape[1],
+        widths=Widths(main=main, rest=rest, value=v.shape[2]),
+        value=v.shape[2],
+        lengths=start_loc,
+        max_length=max_length,
+    )
+
+
+def plan_parts(machine: Machine, tile: Tile, queries: Queries, keys: Keys, mask: Mask) -> int:
+    """Into how many parts the keys of each program are split."""
+    longest = keys.max_length
+    if mask.window is not None:
+        longest = min(longest, mask.window + queries.max_len)
+    programs = _row_tiles(tile, queries, keys) * keys.kv_heads * tile.num_c * max(1, queries.num_requests)
+    return count_parts(machine, programs, -(-longest // tile.block_n))
+
+
+def attend_launch(tile: Tile, queries: Queries, keys: Keys, mask: Mask, softmax_scale: float, results: Results) -> Launch:
+    """One pass over the keys."""
+    q, out, lse, widths = queries.q, results.out, results.lse, keys.widths
+    shares_value = not widths.value and tile.num_c == 1
+    is_paged = keys.table is not None
+    table = keys.table if is_paged else queries.start_loc
+    return Launch(
+        kernel="attend:attend_keys",
+        grid=(
+            _row_tiles(tile, queries, keys) * keys.kv_heads * tile.num_c,
+            queries.num_requests + 1,
+            out.shape[0],
+        ),
+        tensors={"q": q, "k": keys.k, "v": keys.v, "out": out},
+        tables={
+            "block_table": table,
+            "q_start_loc": queries.start_loc,
+            "k_lens": keys.lengths,
+            "lse": queries.start_loc if lse is None else lse,
+        },
+        strides={
+            "q_token": q.stride(0),
+            "q_head": q.stride(1),
+            "k_row": keys.k_row,
+            "k_head": keys.k_head,
+            "v_row": keys.v_row,
+            "v_head": keys.v_head,
+            "page_stride": keys.page_stride,
+            "table_row": table.stride(0) if is_paged else 0,
+            "out_part": out.stride(0),
+            "out_token": out.stride(1),
+            "out_head": out.stride(2),
+            "lse_part": 0 if lse is None else lse.stride(0),
+            "lse_token": 0 if lse is None else lse.stride(1),
+        },
+        numbers={
+            "scale": float(softmax_scale),
+            "softcap": float(mask.softcap or 0.0),
+            "window": mask.window or 0,
+            "chunk": mask.chunk or 0,
+            "num_tokens": q.shape[0],
+            "num_requests": queries.num_requests,
+            "table_width": table.shape[1] if is_paged else 0,
+            "num_pages": keys.pages,
+        },
+        constants={
+            "IS_PAGED": is_paged,
+            "PAGE": keys.page,
+            "KV_HEADS": keys.kv_heads,
+            "GROUP": q.shape[1] // keys.kv_heads,
+            "MAIN": widths.main,
+            "REST": widths.rest,
+            "VALUE": keys.value,
+            "SHARES_VALUE": shares_value,
+            "CAUSAL": mask.causal,
+            "HAS_WINDOW": mask.window is not None,
+            "HAS_CHUNK": mask.chunk is not None,
+            "HAS_SOFTCAP": mask.softcap is not None,
+            "HAS_LSE": lse is not None,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_C": tile.block_c,
+            "NUM_C": tile.num_c,
+            "BLOCK_R": widths.block_rest,
+            "BLOCK_V": widths.block_value or tile.block_c,
+            "NUM_V": tile.num_c,
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def attend_pages(
+    machine: Machine,
+    run: Callable[[Launch], None],
+    q: torch.Tensor,
+    cache: KVCache,
+    batch: PagedBatch,
+    mask: Mask,
+    softmax_scale: float,
+    need_lse: bool,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """out [tokens, heads, value] and lse of every query over its request's pages."""
+    check_query(q, cache)
+    rows = cache.rows
+    layout = cache.layout
+    value_rows = rows if layout.name == "latent" else rows[:, layout.widths[0] :]
+    keys = paged_keys(layout, rows, value_rows, batch, cache.block_size, cache.page_stride, cache.num_pages)
+    queries = Queries(
+        q=dense_rows(q), start_loc=batch.query_start_loc, num_requests=batch.seq_lens.shape[0], max_len=batch.max_query_len
+    )
+    return _attend(machine, run, queries, keys, mask, softmax_scale, need_lse, out)
+
+
+def attend_varlen(
+    machine: Machine,
+    run: Callable[[Launch], None],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_start_loc: torch.Tensor,
+    k_start_loc: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    mask: Mask,
+    softmax_scale: float,
+    need_lse: bool,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """out [tokens, heads, value] and lse of every query over its request's keys, the last query aligned with the last key."""
+    check_keys(q, k, v)
+    keys = listed_keys(dense_rows(k), dense_rows(v), k_start_loc, max_seq_len)
+    queries = Queries(q=dense_rows(q), start_loc=q_start_loc, num_requests=q_start_loc.shape[0] - 1, max_len=max_query_len)
+    return _attend(machine, run, queries, keys, mask, softmax_scale, need_lse, out)
+
+
+def _attend(
+    machine: Machine,
+    run: Callable[[Launch], None],
+    queries: Queries,
+    keys: Keys,
+    mask: Mask,
+    softmax_scale: float,
+    need_lse: bool,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    import torch
+
+    q = queries.q
+    out, lse = prepare_results(q, keys.value, need_lse, out)
+    if not out.numel():
+        return out, lse
+    rows = queries.max_len * (q.shape[1] // keys.kv_heads)
+    tile = require_tile(machine, keys.call, keys.widths, plain_name(q), rows)
+    parts = plan_parts(machine, tile, queries, keys, mask)
+    if parts == 1:
+        results = Results(out=out[None], lse=None if lse is None else lse[None])
+        run(attend_launch(tile, queries, keys, mask, softmax_scale, results))
+        return out, lse
+    partial = q.new_empty((parts, *out.shape), dtype=torch.float32)
+    partial_lse = q.new_empty((parts, *out.shape[:2]), dtype=torch.float32)
+    run(attend_launch(tile, queries, keys, mask, softmax_scale, Results(out=partial, lse=partial_lse)))
+    run(join_launch(partial, partial_lse, out, lse))
+    return out, lse
+
+
+def _row_tiles(tile: Tile, queries: Queries, keys: Keys) -> int:
+    rows = queries.max_len * (queries.q.shape[1] // keys.kv_heads)
+    return max(1, -(-rows // tile.block_m))

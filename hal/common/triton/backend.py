@@ -1,0 +1,186 @@
+"""The portable backend: every call as Triton kernels, with a platform's own launch parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from hal.common.backend import Backend
+from hal.common.capabilities import Capabilities
+
+from .launch import Launcher
+from .tiles import read_machine
+
+if TYPE_CHECKING:
+    import torch
+
+    from hal.common.device import Device
+    from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
+    from hal.common.parallel import Parallel
+    from hal.common.reason import Reason
+    from hal.common.request import Request
+
+PORTABLE = Capabilities(
+    families=frozenset({"attention", "mla", "sparse_mla"}),
+    dtypes=("bfloat16", "float16", "float32"),
+    kv_layouts={"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",)},
+    index_layouts=("indexer",),
+    rank={"*": 50},
+    default_block_size=64,
+    max_index_pool=64,
+    window=True,
+    sink=True,
+    softcap=True,
+    non_causal=True,
+    chunk=True,
+    dcp=True,
+    lse=True,
+    deterministic=True,
+    max_spec_tokens=64,
+)
+
+
+class TritonBackend(Backend):
+    """Every call as Triton kernels; a platform subclasses it with its name and the package that holds its launch.toml.
+
+    Sums and softmax are fp32 whatever the element type; weights are rounded to it before they meet the values.
+    """
+
+    package: ClassVar[str] = ""
+    capabilities = None
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self.machine = read_machine(self.package, device.arch)
+        self.launcher = Launcher(device.arch)
+
+    @classmethod
+    def explain_refusal(cls, request: Request) -> tuple[Reason, ...]:
+        from .fitting import explain_tiles
+
+        return explain_tiles(read_machine(cls.package, request.device.arch), request)
+
+    def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
+        from .cache import write_rows
+
+        write_rows(self.launcher.run, cache, slots, parts)
+
+    def gather_cache(self, cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        from .cache import read_rows
+
+        return read_rows(self.launcher.run, cache, rows)
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from .attend import Mask, attend_pages
+
+        mask = Mask(causal=causal, window=window, chunk=chunk, softcap=softcap)
+        return attend_pages(self.machine, self.launcher.run, q, cache, batch, mask, softmax_scale, need_lse, out)
+
+    def varlen_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_start_loc: torch.Tensor,
+        k_start_loc: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+        selected: torch.Tensor | None = None,
+        first_key: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from .attend import Mask, attend_varlen
+        from .checks import refuse_selection
+
+        refuse_selection(selected, first_key)
+        mask = Mask(causal=causal, window=window, softcap=softcap)
+        lens = (max_query_len, max_seq_len)
+        run = self.launcher.run
+        return attend_varlen(
+            self.machine, run, q, k, v, q_start_loc, k_start_loc, *lens, mask, softmax_scale, need_lse, out
+        )
+
+    def index_scores(
+        self,
+        iq: torch.Tensor,
+        weights: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        chunk: IndexerChunk | None = None,
+    ) -> torch.Tensor:
+        from .scores import index_scores
+
+        return index_scores(self.machine, self.launcher.run, iq, weights, cache, batch, chunk)
+
+    def select_topk(
+        self, scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int, deterministic: bool = True
+    ) -> torch.Tensor:
+        from .topk import select_topk
+
+        return select_topk(self.launcher.run, scores, lengths, k, width)
+
+    def expand_pools(self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
+        from .topk import expand_pools
+
+        return expand_pools(self.launcher.run, topk, lengths, pool, width)
+
+    def rows_from_topk(
+        self,
+        topk: torch.Tensor,
+        req_id: torch.Tensor,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        block_size: int,
+        rows_per_page: int | None = None,
+        parallel: Parallel,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        from .rows import rows_from_topk
+
+        stride = rows_per_page or block_size
+        return rows_from_topk(self.launcher.run, topk, req_id, block_table, seq_lens, block_size, stride, parallel)
+
+    def sparse_mla(
+        self,
+        q: torch.Tensor,
+        segments: Sequence[Segment],
+        *,
+        kv_lora_rank: int,
+        softmax_scale: float,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from .sparse import attend_rows
+
+        return attend_rows(self.machine, self.launcher.run, q, segments, kv_lora_rank, softmax_scale, need_lse, out)
+
+    def merge_states(
+        self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        from .merge import merge_states
+
+        return merge_states(self.launcher.run, out_a, lse_a, out_b, lse_b)
+
+    def apply_sink(self, out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        from .merge import apply_sink
+
+        return apply_sink(self.launcher.run, out, lse, sink)

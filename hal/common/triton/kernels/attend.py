@@ -1,0 +1,193 @@
+"""Softmax attention of query tiles over the keys of their request, paged or end to end."""
+
+import triton
+import triton.language as tl
+
+from .softmax import cap_scores, finish_rows, fold_tile, load_rows, multiply
+
+
+@triton.jit(
+    do_not_specialize=["scale", "softcap", "window", "chunk", "num_tokens", "num_requests", "table_width", "num_pages"],
+    do_not_specialize_on_alignment=["block_table", "q_start_loc", "k_lens", "lse"],
+)
+def attend_keys(
+    q,
+    k,
+    v,
+    block_table,
+    q_start_loc,
+    k_lens,
+    out,
+    lse,
+    q_token,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    page_stride,
+    table_row,
+    out_part,
+    out_token,
+    out_head,
+    lse_part,
+    lse_token,
+    scale,
+    softcap,
+    window,
+    chunk,
+    num_tokens,
+    num_requests,
+    table_width,
+    num_pages,
+    IS_PAGED: tl.constexpr,
+    PAGE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    VALUE: tl.constexpr,
+    SHARES_VALUE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CHUNK: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    NUM_C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    NUM_V: tl.constexpr,
+):
+    """A program: BLOCK_M (token, head) rows of one KV head of one request, one part of its keys, BLOCK_V columns of out.
+
+    Grid: (row tiles * KV heads * value tiles, requests + 1, parts); the extra request is the padding past the last one.
+    A key is MAIN elements in NUM_C pieces of BLOCK_C, then REST in one of BLOCK_R. The value is the key's own first piece
+    (SHARES_VALUE) or lies at v.
+    """
+    tile = tl.program_id(0)
+    request = tl.program_id(1)
+    part = tl.program_id(2).to(tl.int64)
+    first_v = tile % NUM_V * BLOCK_V
+    kv_head = (tile // NUM_V % KV_HEADS).to(tl.int64)
+    tile = tile // (NUM_V * KV_HEADS)
+    is_request = request < num_requests
+    begin = tl.load(q_start_loc + request)
+    end = tl.load(q_start_loc + request + 1, mask=is_request, other=num_tokens)
+    query_len = end - begin
+    values = first_v + tl.arange(0, BLOCK_V)
+    lanes = tl.arange(0, BLOCK_M)
+    # Programs whose tile lies past the queries have nothing to do; padding may need more rounds than there are tiles.
+    num_tiles = tl.num_programs(0) // (NUM_V * KV_HEADS)
+    if request == num_requests:
+        for first_row in range(tile * BLOCK_M, query_len * GROUP, num_tiles * BLOCK_M):
+            row = first_row + lanes
+            token = (begin + row // GROUP).to(tl.int64)
+            head = kv_head * GROUP + row % GROUP
+            is_live = row < query_len * GROUP
+            to = out + part * out_part + token * out_token + head * out_head
+            zeros = tl.zeros([BLOCK_M, BLOCK_V], out.dtype.element_ty)
+            tl.store(to[:, None] + values[None, :], zeros, mask=is_live[:, None] & (values < VALUE)[None, :])
+            if HAS_LSE and first_v == 0:
+                nothing = tl.full([BLOCK_M], float("-inf"), tl.float32)
+                tl.store(lse + part * lse_part + token * lse_token + head, nothing, mask=is_live)
+        return
+    if tile * BLOCK_M >= query_len * GROUP:
+        return
+
+    row = tile * BLOCK_M + lanes
+    is_live = row < query_len * GROUP
+    token = (begin + row // GROUP).to(tl.int64)
+    head = kv_head * GROUP + row % GROUP
+    if IS_PAGED:
+        seq_len = tl.load(k_lens + request)
+        first_key = 0
+    else:
+        first_key = tl.load(k_lens + request)
+        seq_len = tl.load(k_lens + request + 1) - first_key
+    shift = seq_len - query_len
+    position = shift + row // GROUP
+    first = shift + tile * BLOCK_M // GROUP
+    last = shift + tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, query_len - 1)
+    start = 0
+    stop = seq_len
+    if CAUSAL:
+        stop = tl.minimum(stop, last + 1)
+    if HAS_WINDOW:
+        start = tl.maximum(start, first - window + 1)
+        if not CAUSAL:
+            stop = tl.minimum(stop, last + window)
+    if HAS_CHUNK:
+        start = tl.maximum(start, first // chunk * chunk)
+        stop = tl.minimum(stop, (last // chunk + 1) * chunk)
+    start = start // BLOCK_N * BLOCK_N
+    share = tl.cdiv(tl.cdiv(tl.maximum(stop - start, 0), BLOCK_N), tl.num_programs(2)) * BLOCK_N
+    start = start + tl.program_id(2) * share
+    stop = tl.minimum(stop, start + share)
+
+    columns = tl.arange(0, BLOCK_C)
+    rest = tl.arange(0, BLOCK_R)
+    queries = q + token * q_token + head * q_head
+    if NUM_C == 1:
+        q_main = load_rows(queries, is_live, columns, MAIN, BLOCK_C)
+    if REST > 0:
+        q_rest = load_rows(queries + MAIN, is_live, rest, REST, BLOCK_R)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    result = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    table = block_table + request.to(tl.int64) * table_row
+    for first_n in range(start, stop, BLOCK_N):
+        n = first_n + tl.arange(0, BLOCK_N)
+        is_there = n < stop
+        if IS_PAGED:
+            column = n // PAGE
+            page = tl.load(table + column, mask=is_there & (column < table_width), other=-1)
+            is_there = is_there & (page >= 0) & (page < num_pages)
+            at = page.to(tl.int64) * page_stride + n % PAGE
+        else:
+            at = (first_key + n).to(tl.int64)
+        keys = k + at * k_row + kv_head * k_head
+        scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        if NUM_C == 1:
+            k_main = load_rows(keys, is_there, columns, MAIN, BLOCK_C)
+            scores = multiply(q_main, tl.trans(k_main), scores)
+        else:
+            for c in tl.static_range(NUM_C):
+                q_piece = load_rows(queries, is_live, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
+                k_piece = load_rows(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
+                scores = multiply(q_piece, tl.trans(k_piece), scores)
+        if REST > 0:
+            k_rest = load_rows(keys + MAIN, is_there, rest, REST, BLOCK_R)
+            scores = multiply(q_rest, tl.trans(k_rest), scores)
+        if HAS_SOFTCAP:
+            scores = cap_scores(scores * scale, softcap) * 1.4426950408889634
+        else:
+            scores = scores * (scale * 1.4426950408889634)
+        is_seen = is_there[None, :] & is_live[:, None]
+        if CAUSAL:
+            is_seen = is_seen & (n[None, :] <= position[:, None])
+        if HAS_WINDOW:
+            is_seen = is_seen & (n[None, :] > position[:, None] - window)
+            if not CAUSAL:
+                is_seen = is_seen & (n[None, :] < position[:, None] + window)
+        if HAS_CHUNK:
+            # Division rounds towards zero, so a position before the first key would land in the first chunk.
+            in_chunk = (n // chunk)[None, :] == (position // chunk)[:, None]
+            is_seen = is_seen & in_chunk & (position >= 0)[:, None]
+        weights, peak, total, shrink = fold_tile(scores, is_seen, peak, total)
+        if SHARES_VALUE:
+            value = k_main
+        else:
+            value = load_rows(v + at * v_row + kv_head * v_head, is_there, values, VALUE, NUM_V * BLOCK_V)
+        result = multiply(weights.to(value.dtype), value, result * shrink[:, None])
+    result, logs = finish_rows(result, peak, total)
+    to = out + part * out_part + token * out_token + head * out_head
+    tl.store(
+        to[:, None] + values[None, :],
+        result.to(out.dtype.element_ty),
+        mask=is_live[:, None] & (values < VALUE)[None, :],
+    )
+    if HAS_LSE and first_v == 0:
+        tl.store(lse + part * lse_part + token * lse_token + head, logs, mask=is_live)

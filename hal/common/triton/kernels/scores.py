@@ -1,0 +1,98 @@
+"""The indexer's scores of paged keys."""
+
+import triton
+import triton.language as tl
+
+from .softmax import load_rows, multiply
+
+
+@triton.jit(
+    do_not_specialize=[
+        "token_start",
+        "token_stop",
+        "request_start",
+        "num_requests",
+        "num_columns",
+        "table_width",
+        "num_pages",
+        "num_heads",
+    ],
+    do_not_specialize_on_alignment=["weights", "block_table", "q_start_loc", "seq_lens", "scores"],
+)
+def score_keys(
+    q,
+    weights,
+    cache,
+    block_table,
+    q_start_loc,
+    seq_lens,
+    scores,
+    q_token,
+    q_head,
+    weights_token,
+    cache_row,
+    page_stride,
+    table_row,
+    scores_row,
+    token_start,
+    token_stop,
+    request_start,
+    num_requests,
+    num_columns,
+    table_width,
+    num_pages,
+    num_heads,
+    PAGE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """A program: BLOCK_T tokens of one request against BLOCK_N of its keys, which it reads once.
+
+    Grid: (key tiles, token tiles, requests + 1); the extra request is the padding past the last one.
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    slot = tl.program_id(2)
+    request = request_start + slot
+    is_request = slot < num_requests
+    begin = tl.load(q_start_loc + request)
+    end = tl.load(q_start_loc + request + 1, mask=is_request, other=token_stop)
+    first = tl.maximum(begin, token_start)
+    stop = tl.minimum(end, token_stop)
+    is_column = n < num_columns
+    if slot == num_requests:
+        nothing = tl.full([BLOCK_N], float("-inf"), tl.float32)
+        to = scores + (first - token_start).to(tl.int64) * scores_row + n
+        if tl.program_id(1) == 0:
+            for _ in range(first, stop):
+                tl.store(to, nothing, mask=is_column)
+                to += scores_row
+        return
+    first += tl.program_id(1) * BLOCK_T
+    stop = tl.minimum(stop, first + BLOCK_T)
+    if first >= stop:
+        return
+
+    # A token's bound counts the keys up to its own position.
+    shift = tl.load(seq_lens + request) - end + 1
+    column = n // PAGE
+    is_there = is_column & (n < shift + stop - 1) & (column < table_width)
+    table = block_table + request.to(tl.int64) * table_row
+    page = tl.load(table + column, mask=is_there, other=-1)
+    is_there = is_there & (page >= 0) & (page < num_pages)
+    at = page.to(tl.int64) * page_stride + n % PAGE
+    columns = tl.arange(0, BLOCK_C)
+    keys = tl.trans(load_rows(cache + at * cache_row, is_there, columns, WIDTH, BLOCK_C))
+    heads = tl.arange(0, BLOCK_H)
+    is_head = heads < num_heads
+    token = first.to(tl.int64)
+    for _ in range(first, stop):
+        queries = load_rows(q + token * q_token + heads.to(tl.int64) * q_head, is_head, columns, WIDTH, BLOCK_C)
+        products = multiply(queries, keys, tl.zeros([BLOCK_H, BLOCK_N], tl.float32))
+        weight = tl.load(weights + token * weights_token + heads, mask=is_head, other=0.0)
+        score = tl.sum(tl.maximum(products, 0.0) * weight[:, None], 0)
+        score = tl.where(is_there & (n < shift + token), score, float("-inf"))
+        tl.store(scores + (token - token_start) * scores_row + n, score, mask=is_column)
+        token += 1

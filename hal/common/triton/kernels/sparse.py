@@ -1,0 +1,98 @@
+"""Latent attention of each token over its own list of cache rows."""
+
+import triton
+import triton.language as tl
+
+from .softmax import finish_rows, fold_tile, load_rows, multiply
+
+
+@triton.jit(
+    do_not_specialize=["scale", "num_heads", "width", "num_rows", "first_part"],
+    do_not_specialize_on_alignment=["valid", "lse"],
+)
+def attend_rows(
+    q,
+    cache,
+    rows,
+    valid,
+    out,
+    lse,
+    q_token,
+    q_head,
+    cache_row,
+    rows_token,
+    out_part,
+    out_token,
+    out_head,
+    lse_part,
+    lse_token,
+    scale,
+    num_heads,
+    width,
+    num_rows,
+    first_part,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    NUM_C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """A program: BLOCK_M heads of one token, one part of its list, BLOCK_C columns of the latent.
+
+    Grid: (tokens * head tiles * NUM_C, parts). With NUM_C above 1 every program computes the scores over the whole row, piece
+    by piece, and adds up one piece of the values, so that its sum fits the registers. Part p writes slice first_part + p.
+    """
+    program = tl.program_id(0)
+    part = tl.program_id(1)
+    piece = program % NUM_C
+    head_tiles = tl.cdiv(num_heads, BLOCK_M)
+    heads = program // NUM_C % head_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    token = (program // (NUM_C * head_tiles)).to(tl.int64)
+    is_live = heads < num_heads
+    count = tl.minimum(tl.load(valid + token), width)
+    share = tl.cdiv(tl.cdiv(count, BLOCK_N), tl.num_programs(1)) * BLOCK_N
+    start = part * share
+    stop = tl.minimum(count, start + share)
+
+    columns = tl.arange(0, BLOCK_C)
+    rest = tl.arange(0, BLOCK_R)
+    values = piece * BLOCK_C + columns
+    queries = q + token * q_token + heads.to(tl.int64) * q_head
+    if NUM_C == 1:
+        q_main = load_rows(queries, is_live, columns, MAIN, BLOCK_C)
+    if REST > 0:
+        q_rest = load_rows(queries + MAIN, is_live, rest, REST, BLOCK_R)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    result = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    for first_n in range(start, stop, BLOCK_N):
+        n = first_n + tl.arange(0, BLOCK_N)
+        at = tl.load(rows + token * rows_token + n, mask=n < stop, other=-1)
+        is_there = (at >= 0) & (at < num_rows)
+        keys = cache + at.to(tl.int64) * cache_row
+        scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        if NUM_C == 1:
+            value = load_rows(keys, is_there, columns, MAIN, BLOCK_C)
+            scores = multiply(q_main, tl.trans(value), scores)
+        else:
+            for c in tl.static_range(NUM_C):
+                q_piece = load_rows(queries, is_live, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
+                k_piece = load_rows(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
+                scores = multiply(q_piece, tl.trans(k_piece), scores)
+            value = load_rows(keys, is_there, values, MAIN, NUM_C * BLOCK_C)
+        if REST > 0:
+            k_rest = load_rows(keys + MAIN, is_there, rest, REST, BLOCK_R)
+            scores = multiply(q_rest, tl.trans(k_rest), scores)
+        scores = scores * (scale * 1.4426950408889634)
+        weights, peak, total, shrink = fold_tile(scores, is_there[None, :] & is_live[:, None], peak, total)
+        result = multiply(weights.to(value.dtype), value, result * shrink[:, None])
+    result, logs = finish_rows(result, peak, total)
+    slot = (first_part + part).to(tl.int64)
+    to = out + slot * out_part + token * out_token + heads.to(tl.int64) * out_head
+    mask = is_live[:, None] & (values < MAIN)[None, :]
+    tl.store(to[:, None] + values[None, :], result.to(out.dtype.element_ty), mask=mask)
+    if HAS_LSE and piece == 0:
+        tl.store(lse + slot * lse_part + token * lse_token + heads, logs, mask=is_live)

@@ -1,0 +1,117 @@
+"""The indexer's scores of a batch against its paged index keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hal.common.errors import LayoutError
+from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
+
+from .checks import dense_rows, plain_name, require_tile
+from .launch import Launch
+from .tiles import Machine, Tile, Widths, block_side
+
+if TYPE_CHECKING:
+    import torch
+
+# Tokens of a request that share one reading of its keys.
+_TOKENS = 16
+
+
+def score_launch(
+    tile: Tile,
+    iq: Any,
+    weights: Any,
+    cache_rows: Any,
+    batch: Any,
+    chunk: IndexerChunk,
+    scores: Any,
+    block_size: int,
+    page_stride: int,
+    pages: int,
+) -> Launch:
+    """iq [tokens, heads, width] and weights fp32 [tokens, heads] into scores fp32 [chunk tokens, keys]."""
+    _, heads, width = iq.shape
+    queries = min(batch.max_query_len, chunk.token_stop - chunk.token_start)
+    requests = chunk.request_stop - chunk.request_start
+    return Launch(
+        kernel="scores:score_keys",
+        grid=(-(-scores.shape[1] // tile.block_n), max(1, -(-queries // _TOKENS)), requests + 1),
+        tensors={"q": iq, "cache": cache_rows},
+        tables={
+            "weights": weights,
+            "block_table": batch.block_table,
+            "q_start_loc": batch.query_start_loc,
+            "seq_lens": batch.seq_lens,
+            "scores": scores,
+        },
+        strides={
+            "q_token": iq.stride(0),
+            "q_head": iq.stride(1),
+            "weights_token": weights.stride(0),
+            "cache_row": cache_rows.stride(0),
+            "page_stride": page_stride,
+            "table_row": batch.block_table.stride(0),
+            "scores_row": scores.stride(0),
+        },
+        numbers={
+            "token_start": chunk.token_start,
+            "token_stop": chunk.token_stop,
+            "request_start": chunk.request_start,
+            "num_requests": requests,
+            "num_columns": scores.shape[1],
+            "table_width": batch.block_table.shape[1],
+            "num_pages": pages,
+            "num_heads": heads,
+        },
+        constants={
+            "PAGE": block_size,
+            "WIDTH": width,
+            "BLOCK_H": block_side(heads),
+            "BLOCK_N": tile.block_n,
+            "BLOCK_C": tile.block_c,
+            "BLOCK_T": _TOKENS,
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def score_widths(heads: int, width: int) -> Widths:
+    """What a tile of scores holds: every head of a token against keys of this width."""
+    return Widths(main=width)
+
+
+def index_scores(
+    machine: Machine,
+    run: Callable[[Launch], None],
+    iq: torch.Tensor,
+    weights: torch.Tensor,
+    cache: KVCache,
+    batch: PagedBatch,
+    chunk: IndexerChunk | None,
+) -> torch.Tensor:
+    """Scores [chunk tokens, keys], -inf past each token's own position and in rows of padding."""
+    import torch
+
+    tokens, heads, width = iq.shape
+    if cache.layout.width != width or plain_name(iq) != cache.layout.dtype or tuple(weights.shape) != (tokens, heads):
+        raise LayoutError(
+            f"index queries {iq.dtype} {list(iq.shape)} with weights {list(weights.shape)} do not go with index keys of "
+            f"{cache.layout.width} in {cache.layout.dtype}"
+        )
+    if chunk is None:
+        requests = batch.seq_lens.shape[0]
+        chunk = IndexerChunk(
+            token_start=0, token_stop=tokens, request_start=0, request_stop=requests, max_seq_len=batch.max_seq_len
+        )
+    shape = (chunk.token_stop - chunk.token_start, chunk.max_seq_len)
+    scores = iq.new_empty(shape, dtype=torch.float32)
+    if not scores.numel():
+        return scores
+    tile = require_tile(machine, "scores", score_widths(heads, width), plain_name(iq), heads)
+    weights = dense_rows(weights.float())
+    args = (cache.block_size, cache.page_stride, cache.num_pages)
+    run(score_launch(tile, dense_rows(iq), weights, cache.rows, batch, chunk, scores, *args))
+    return scores

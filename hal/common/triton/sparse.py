@@ -1,0 +1,114 @@
+"""Latent attention of each token over lists of cache rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .checks import check_segments, count_parts, dense_rows, plain_name, prepare_results, require_tile
+from .launch import Launch
+from .merge import join_launch
+from .tiles import Machine, Tile, Widths
+
+if TYPE_CHECKING:
+    import torch
+
+    from hal.common.kernels import Segment
+
+
+def plan_parts(machine: Machine, tile: Tile, tokens: int, heads: int, width: int) -> int:
+    """Into how many parts a list of this width is split."""
+    programs = tokens * -(-heads // tile.block_m) * tile.num_c
+    return count_parts(machine, programs, -(-width // tile.block_n))
+
+
+def sparse_launch(
+    tile: Tile,
+    widths: Widths,
+    q: Any,
+    cache_rows: Any,
+    rows: Any,
+    valid: Any,
+    out: Any,
+    lse: Any,
+    softmax_scale: float,
+    first_part: int,
+    parts: int,
+) -> Launch:
+    """One list: its parts go to out [parts, tokens, heads, lora] and lse [parts, tokens, heads] (or None) from first_part on."""
+    tokens, heads, _ = q.shape
+    return Launch(
+        kernel="sparse:attend_rows",
+        grid=(tokens * -(-heads // tile.block_m) * tile.num_c, parts),
+        tensors={"q": q, "cache": cache_rows, "rows": rows, "out": out},
+        tables={"valid": valid, "lse": valid if lse is None else lse},
+        strides={
+            "q_token": q.stride(0),
+            "q_head": q.stride(1),
+            "cache_row": cache_rows.stride(0),
+            "rows_token": rows.stride(0),
+            "out_part": out.stride(0),
+            "out_token": out.stride(1),
+            "out_head": out.stride(2),
+            "lse_part": 0 if lse is None else lse.stride(0),
+            "lse_token": 0 if lse is None else lse.stride(1),
+        },
+        numbers={
+            "scale": float(softmax_scale),
+            "num_heads": heads,
+            "width": rows.shape[1],
+            "num_rows": cache_rows.shape[0],
+            "first_part": first_part,
+        },
+        constants={
+            "MAIN": widths.main,
+            "REST": widths.rest,
+            "HAS_LSE": lse is not None,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_C": tile.block_c,
+            "NUM_C": tile.num_c,
+            "BLOCK_R": widths.block_rest,
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def attend_rows(
+    machine: Machine,
+    run: Callable[[Launch], None],
+    q: torch.Tensor,
+    segments: Sequence[Segment],
+    kv_lora_rank: int,
+    softmax_scale: float,
+    need_lse: bool,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """out [tokens, heads, lora] and lse of q [tokens, heads, lora + rope] over each token's rows in all lists."""
+    import torch
+
+    segments = tuple(segments)
+    check_segments(q, segments, kv_lora_rank)
+    out, lse = prepare_results(q, kv_lora_rank, need_lse, out)
+    if not out.numel():
+        return out, lse
+    tokens, heads, width = q.shape
+    q = dense_rows(q)
+    widths = Widths(main=kv_lora_rank, rest=width - kv_lora_rank, splits=True)
+    tile = require_tile(machine, "sparse", widths, plain_name(q), heads)
+    parts = [plan_parts(machine, tile, tokens, heads, segment.rows.shape[1]) for segment in segments]
+    total = sum(parts)
+    if total == 1:
+        target, target_lse = out[None], None if lse is None else lse[None]
+    else:
+        target = q.new_empty((total, *out.shape), dtype=torch.float32)
+        target_lse = q.new_empty((total, *out.shape[:2]), dtype=torch.float32)
+    first = 0
+    for segment, count in zip(segments, parts, strict=True):
+        cache, rows, valid = segment.cache.rows, dense_rows(segment.rows), segment.valid.contiguous()
+        run(sparse_launch(tile, widths, q, cache, rows, valid, target, target_lse, softmax_scale, first, count))
+        first += count
+    if total > 1:
+        run(join_launch(target, target_lse, out, lse))
+    return out, lse

@@ -1,0 +1,64 @@
+"""The best columns of scores, and the tokens of chosen pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hal.common.errors import BatchError
+
+from .checks import dense_rows
+from .launch import Launch
+
+if TYPE_CHECKING:
+    import torch
+
+_COLUMNS = 1024
+
+
+def choose_launch(scores: Any, lengths: Any, topk: Any, k: int) -> Launch:
+    """scores fp32 [rows, columns] and lengths int32 [rows] into dense topk int32 [rows, width]."""
+    return Launch(
+        kernel="topk:choose_columns",
+        grid=(scores.shape[0],),
+        tensors={"scores": scores},
+        tables={"lengths": lengths, "topk": topk},
+        strides={"scores_row": scores.stride(0)},
+        numbers={"num_columns": scores.shape[1], "k": k, "width": topk.shape[1]},
+        constants={"BLOCK": _COLUMNS},
+        num_warps=8,
+    )
+
+
+def expand_launch(topk: Any, lengths: Any, tokens: Any, pool: int) -> Launch:
+    """topk int32 [rows, pools] and lengths int32 [rows] into dense tokens int32 [rows, width]."""
+    return Launch(
+        kernel="topk:expand_columns",
+        grid=(topk.shape[0],),
+        tensors={"topk": topk},
+        tables={"lengths": lengths, "tokens": tokens},
+        strides={"topk_row": topk.stride(0)},
+        numbers={"num_columns": topk.shape[1], "width": tokens.shape[1]},
+        constants={"POOL": pool, "BLOCK": _COLUMNS},
+        num_warps=4,
+    )
+
+
+def select_topk(run: Callable[[Launch], None], scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int) -> torch.Tensor:
+    """int32 [rows, width]: the k best columns below each length in ascending order, equal scores by lower id, then -1."""
+    if k > width:
+        raise BatchError(f"k is {k}; a row of width {width} holds at most {width} columns")
+    import torch
+
+    topk = lengths.new_empty((scores.shape[0], width), dtype=torch.int32)
+    run(choose_launch(dense_rows(scores.float()), lengths.to(torch.int32).contiguous(), topk, k))
+    return topk
+
+
+def expand_pools(run: Callable[[Launch], None], topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
+    """int32 [rows, width]: the tokens of each chosen pool and of the open tail, then -1."""
+    import torch
+
+    tokens = topk.new_empty((topk.shape[0], width))
+    run(expand_launch(dense_rows(topk), lengths.to(torch.int32).contiguous(), tokens, pool))
+    return tokens

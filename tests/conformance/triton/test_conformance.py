@@ -1,0 +1,24 @@
+"""The conformance suite on the three portable backends, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hal import Device
+from hal.common.registry import find_backend
+from hal.testing import SMALL, Case, conformance_cases
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1",
+    reason="the interpreter is chosen when a kernel is decorated: run this folder alone, with TRITON_INTERPRET=1",
+)
+
+TARGETS = {"cuda:triton": "cuda:sm_90", "rocm:triton": "rocm:gfx942", "xpu:triton": "xpu:pvc"}
+CASES = [(name, case) for name in TARGETS for case in conformance_cases(find_backend(name), SMALL)]
+
+
+@pytest.mark.parametrize(("name", "case"), [pytest.param(name, case, id=f"{name}-{case.id}") for name, case in CASES])
+def test_a_call_does_what_the_contract_says(name: str, case: Case) -> None:
+    case.check(find_backend(name)(Device.from_arch(TARGETS[name], torch_device="cpu")))
