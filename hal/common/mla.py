@@ -13,6 +13,7 @@ from .kernels import KVCache, PagedBatch, Segment
 from .parallel import Parallel
 from .step import ContextChunk, MLAKind, MLARun, Phase, StepMetadata
 from .topk import TopkState
+from .workspace import MAX_EXPANDED_BYTES
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -120,33 +121,40 @@ class _Call:
 
     def _attend_decompressed(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         """Keys and values are made per head from the latents: the new tokens' from the inputs, earlier ones' from the cache."""
-        q_nope, q_rope, latent, k_rope = (tensor[run.tokens] for tensor in inputs)
         weights = self.weights
         if weights is None:
             raise TypeError("a decompressed run needs the up-projections")
-        q = torch.cat([q_nope, q_rope], dim=-1).to(weights.w_uk.dtype)
+        piece = tuple(tensor[run.tokens] for tensor in inputs)
         selected = None
         if self.choice is not None and run.max_seq_len > _topk(self.layer):
             selected = self.choice.ids(self.layer, phase)[run.tokens]
-        need_lse = self.sink is not None or bool(run.context)
-        keys, values = _expand(latent, k_rope, weights)
-        result, lse = self._attend_keys(q, keys, values, run, selected, need_lse)
-        for chunk in run.context:
-            result, lse = self._merge_chunk(phase, run, chunk, q, selected, result, lse)
-        if self.sink is not None:
-            result = self.kernels("apply_sink")(result, lse, self.sink)
-        out[run.tokens] = result
+        for heads in self._head_slices(weights, run):
+            part = MLAWeights(w_uk=weights.w_uk[heads], w_uv=weights.w_uv[heads])
+            out[run.tokens, heads] = self._attend_heads(phase, run, heads, part, piece, selected)
 
-    def _attend_keys(
+    def _head_slices(self, weights: MLAWeights, run: MLARun) -> list[slice]:
+        """Runs of heads whose expanded keys and values fit in the workspace together; one head alone always does."""
+        rows = max([run.tokens.stop - run.tokens.start, *(chunk.num_keys for chunk in run.context)])
+        per_head = rows * (self.layer.head_dim + self.layer.v_head_dim) * weights.w_uk.dtype.itemsize
+        step = max(1, MAX_EXPANDED_BYTES // per_head)
+        count = weights.w_uk.shape[0]
+        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+    def _attend_heads(
         self,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        phase: Phase,
         run: MLARun,
+        heads: slice,
+        weights: MLAWeights,
+        inputs: tuple[torch.Tensor, ...],
         selected: torch.Tensor | None,
-        need_lse: bool,
-    ) -> Any:
-        return self.kernels("varlen_attention", "prefill")(
+    ) -> torch.Tensor:
+        q_nope, q_rope, latent, k_rope = inputs
+        q = torch.cat([q_nope[:, heads], q_rope[:, heads]], dim=-1).to(weights.w_uk.dtype)
+        attend = self.kernels("varlen_attention", "prefill")
+        scale = self.layer.softmax_scale
+        keys, values = _expand(latent, k_rope, weights)
+        result, lse = attend(
             q,
             keys,
             values,
@@ -154,46 +162,36 @@ class _Call:
             run.q_start_loc,
             run.max_query_len,
             run.max_query_len,
-            softmax_scale=self.layer.softmax_scale,
+            softmax_scale=scale,
             causal=True,
-            need_lse=need_lse,
+            need_lse=self.sink is not None or bool(run.context),
             selected=selected,
             first_key=run.context_lens if selected is not None else None,
         )
-
-    def _merge_chunk(
-        self,
-        phase: Phase,
-        run: MLARun,
-        chunk: ContextChunk,
-        q: torch.Tensor,
-        selected: torch.Tensor | None,
-        result: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        weights = self.weights
-        if weights is None:
-            raise TypeError("a decompressed run needs the up-projections")
-        rows = _context_rows(phase.batches[self.group], run, chunk, self.cache)
-        latent, k_rope = self.kernels("gather_cache")(self.cache, rows)
-        keys, values = _expand(latent, k_rope, weights)
-        part, part_lse = self.kernels("varlen_attention", "prefill")(
-            q[chunk.tokens],
-            keys,
-            values,
-            chunk.q_start_loc,
-            chunk.k_start_loc,
-            chunk.max_query_len,
-            chunk.num_keys,
-            softmax_scale=self.layer.softmax_scale,
-            causal=False,
-            need_lse=True,
-            selected=None if selected is None else selected[chunk.tokens],
-            first_key=chunk.first_key if selected is not None else None,
-        )
-        merged, merged_lse = self.kernels("merge_states")(result[chunk.tokens], lse[chunk.tokens], part, part_lse)
-        result[chunk.tokens], lse[chunk.tokens] = merged, merged_lse
-        return result, lse
+        for chunk in run.context:
+            rows = _context_rows(phase.batches[self.group], run, chunk, self.cache)
+            latent, k_rope = self.kernels("gather_cache")(self.cache, rows)
+            keys, values = _expand(latent, k_rope, weights)
+            tokens = chunk.tokens
+            part, part_lse = attend(
+                q[tokens],
+                keys,
+                values,
+                chunk.q_start_loc,
+                chunk.k_start_loc,
+                chunk.max_query_len,
+                chunk.num_keys,
+                softmax_scale=scale,
+                causal=False,
+                need_lse=True,
+                selected=None if selected is None else selected[tokens],
+                first_key=chunk.first_key if selected is not None else None,
+            )
+            result[tokens], lse[tokens] = self.kernels("merge_states")(result[tokens], lse[tokens], part, part_lse)
+        if self.sink is not None:
+            result = self.kernels("apply_sink")(result, lse, self.sink[heads])
+        attended: torch.Tensor = result
+        return attended
 
 
 def _context_rows(batch: PagedBatch, run: MLARun, chunk: ContextChunk, cache: KVCache) -> torch.Tensor:

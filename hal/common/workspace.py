@@ -13,6 +13,8 @@ from .limits import Limits
 from .parallel import Parallel
 
 _MAX_CONTEXT_ROWS = 65536
+# Keys and values that are expanded from latents at once; more heads than fit are taken one run after the other.
+MAX_EXPANDED_BYTES = 256 * 2**20
 _ITEM_SIZES = {"int32": 4, "int64": 8, "uint8": 1}
 
 
@@ -67,8 +69,8 @@ def plan_buffers(
     latent = next((layer for layer in shape.layers if layer.mla is not None), None)
     if latent is not None and latent.mla is not None:
         rows = context_rows(limits, block_size, parallel, topk)
-        heads = latent.num_heads // parallel.tp
-        expanded = heads * (latent.head_dim + latent.v_head_dim)
+        per_head = rows * (latent.head_dim + latent.v_head_dim)
+        heads = max(1, min(latent.num_heads // parallel.tp, MAX_EXPANDED_BYTES // (per_head * item_size(dtype))))
         buffers.append(Buffer(name="context", shape=(rows, latent.mla.latent_dim), dtype=dtype, transient=True))
-        buffers.append(Buffer(name="expanded context", shape=(rows, expanded), dtype=dtype, transient=True))
+        buffers.append(Buffer(name="expanded context", shape=(heads * per_head,), dtype=dtype, transient=True))
     return tuple(buffers)
