@@ -12,6 +12,7 @@ from hal.common.limits import Limits
 from hal.common.parallel import Parallel
 from hal.common.plan import Plan, installed, plan
 from hal.common.reason import Reason
+from hal.common.registry import backends
 from hal.common.request import Request
 from hal.common.selection import Selection, select
 from hal.config import LayerShape, ModelShape, read_shape
@@ -44,13 +45,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAnswer:
-    """Layers alike on one device. selection is None where nobody serves them; rejected has every refusal either way."""
+    """Layers alike on one device. selection is None where nobody serves them; rejected has every refusal either way.
+
+    also_able: backends that would serve them and were not chosen.
+    """
 
     layer: LayerShape
     layer_ids: tuple[int, ...]
     family: str
     selection: Selection | None
     rejected: Mapping[str, tuple[Reason, ...]]
+    also_able: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,15 +163,23 @@ def _explain_device(terms: Explanation, device: Device, memory_gb: float | None)
 def _explain_layer(terms: Explanation, device: Device, layer: LayerShape, ids: tuple[int, ...]) -> LayerAnswer:
     software = installed() if device.present else None
     request = Request(layer, device, terms.dtype, terms.kv_layout, terms.limits.block_size, terms.parallel, software=software)
+    if layer.kind in ("none", "cross"):
+        return LayerAnswer(layer=layer, layer_ids=ids, family=request.family, selection=None, rejected={})
     selection: Selection | None = None
-    rejected: Mapping[str, tuple[Reason, ...]] = {}
-    if layer.kind not in ("none", "cross"):
-        try:
-            selection = select(request, terms.backend)
-            rejected = selection.rejected
-        except NoBackend as refusal:
-            rejected = {name: reasons for name, reasons in refusal.rejected.items() if reasons}
-    return LayerAnswer(layer=layer, layer_ids=ids, family=request.family, selection=selection, rejected=rejected)
+    try:
+        selection = select(request, terms.backend)
+        rejected = selection.rejected
+    except NoBackend as refusal:
+        rejected = {name: reasons for name, reasons in refusal.rejected.items() if reasons}
+    chosen = selection.backend if selection is not None else None
+    return LayerAnswer(
+        layer=layer,
+        layer_ids=ids,
+        family=request.family,
+        selection=selection,
+        rejected=rejected,
+        also_able=tuple(sorted(name for name in backends() if name not in rejected and name != chosen)),
+    )
 
 
 def _plan(terms: Explanation, device: Device) -> tuple[Plan | None, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -62,6 +62,8 @@ def _show_device(answer: Explanation, found: DeviceAnswer, console: Console) -> 
     for layer in found.layers:
         table.add_row(*_layer_row(answer, layer))
     _print(console, table)
+    for sentence in _lent_calls(found.layers):
+        _print(console, Text(sentence, style="dim"))
     sizes = _table()
     for name, text in _size_rows(found):
         sizes.add_row(Text(name, style="dim"), text)
@@ -92,6 +94,18 @@ def _layer_row(answer: Explanation, row: LayerAnswer) -> tuple[Text | str, ...]:
     return name, backend, layouts, str(chosen.block_size), _layer_bytes(answer, row)
 
 
+def _lent_calls(layers: Sequence[LayerAnswer]) -> list[str]:
+    """Which calls come from another backend than the one a layer is named after, each combination once."""
+    sentences: dict[str, None] = {}
+    for row in layers:
+        lent: dict[str, list[str]] = {}
+        for call, provider in row.selection.providers.items() if row.selection else ():
+            if row.selection and provider != row.selection.backend:
+                lent.setdefault(provider, []).append(call)
+        sentences.update({f"{', '.join(calls)} by {provider}": None for provider, calls in lent.items()})
+    return list(sentences)
+
+
 def _layer_bytes(answer: Explanation, row: LayerAnswer) -> str:
     kv = row.layer.kv_bytes_per_token(answer.kv_layout, answer.dtype, answer.parallel.tp)
     index = row.layer.index_bytes_per_token(dtype=answer.dtype)
@@ -104,7 +118,9 @@ def _size_rows(found: DeviceAnswer) -> Iterator[tuple[str, str]]:
     yield "a token takes", f"{found.kv_bytes_per_token:,} B of KV{index} over all layers, {total}"
     if found.plan is not None:
         yield "workspace", say_bytes(found.plan.workspace_bytes)
-    if found.max_tokens is None:
+    if not found.kv_bytes_per_token:
+        yield "capacity", "no layer keeps KV here"
+    elif found.max_tokens is None:
         yield "capacity", "give --memory to learn how many tokens fit"
     else:
         aside = "beside the workspace" if found.plan is not None else "before any workspace"
@@ -112,8 +128,9 @@ def _size_rows(found: DeviceAnswer) -> Iterator[tuple[str, str]]:
 
 
 def _show_refusals(found: DeviceAnswer, console: Console) -> None:
-    shared, own, foreign = group_refusals(found)
-    if not (shared or own or foreign):
+    shared, own, foreign = group_refusals(found.layers)
+    able = list(dict.fromkeys(name for row in found.layers for name in row.also_able))
+    if not (shared or own or foreign or able):
         return
     console.print()
     _print(console, Text("why not another", style="dim"))
@@ -121,18 +138,20 @@ def _show_refusals(found: DeviceAnswer, console: Console) -> None:
         _print(console, Text.assemble((", ".join(names), "bold"), f": {sentence}"), indent=4)
     for sentence, names in own.items():
         _print(console, Text.assemble((", ".join(names), "bold"), f": {sentence}"), indent=4)
+    if able:
+        _print(console, Text.assemble((", ".join(able), "bold"), ": able too, ranked after"), indent=4)
     if foreign:
         platforms = sorted({backends()[name].platform for name in foreign})
         _print(console, Text(f"{len(foreign)} backends of {', '.join(platforms)} do not run here", style="dim"), indent=4)
 
 
-def group_refusals(found: DeviceAnswer) -> tuple[Refusals, Refusals, list[str]]:
+def group_refusals(layers: Sequence[LayerAnswer]) -> tuple[Refusals, Refusals, list[str]]:
     """Causes of the whole environment, each once with the backends it stops; then each backend's own, with the layers
     it concerns where it is not all of them; then the names of other platforms' backends."""
     shared: Refusals = {}
     own: dict[tuple[str, str], list[LayerAnswer]] = {}
     foreign: list[str] = []
-    served = [row for row in found.layers if row.layer.kind not in ("none", "cross")]
+    served = [row for row in layers if row.layer.kind not in ("none", "cross")]
     for row in served:
         for name, reasons in row.rejected.items():
             for reason in reasons:
@@ -206,6 +225,7 @@ def _layer_dict(row: LayerAnswer) -> dict[str, Any]:
         "kv_layout": chosen.kv_layout if chosen else None,
         "index_layout": chosen.index_layout if chosen else None,
         "block_size": chosen.block_size if chosen else None,
+        "also_able": row.also_able,
         "rejected": {
             name: [{**asdict(reason), "text": str(reason)} for reason in reasons] for name, reasons in row.rejected.items()
         },

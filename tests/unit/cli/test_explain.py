@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hal.cli import main
-from hal.cli.explain import Question, explain
+from hal.cli.explain import LayerAnswer
 from hal.cli.explain_view import group_refusals
+from hal.common.reason import Reason
 from hal.common.registry import backends
+from hal.config import LayerShape
 
 COMPOSITE = Path(__file__).parents[3] / "examples" / "composite-deepseek-v3.2.json"
 LATENT_BYTES = 61 * (512 + 64) * 2
@@ -39,12 +42,12 @@ def test_sizes_are_those_of_the_sparse_model(capsys: pytest.CaptureFixture[str])
     assert device["max_tokens"] == room // ((LATENT_BYTES + INDEX_BYTES) * page) * page
 
 
-def test_every_target_answers_and_names_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_target_answers_and_accounts_for_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
     report = run_json(capsys, *(word for target in TARGETS for word in ("--device", target)))
     assert [device["target"] for device in report["devices"]] == list(TARGETS)
     for device in report["devices"]:
         (layer,) = device["layers"]
-        assert {layer["backend"], *layer["rejected"]} - {None} == set(backends())
+        assert {layer["backend"], *layer["also_able"], *layer["rejected"]} - {None} == set(backends())
         assert layer["layer_ids"] == list(range(61))
 
 
@@ -56,13 +59,25 @@ def test_unserved_target_still_has_sizes_and_reasons(capsys: pytest.CaptureFixtu
     assert [reason["code"] for reason in device["layers"][0]["rejected"]["cpu"]] == ["platform"]
 
 
+def refused(**rejected: tuple[Reason, ...]) -> LayerAnswer:
+    layer = LayerShape(layer_id=0, kind="attention", num_heads=2, num_kv_heads=2, head_dim=64, v_head_dim=64)
+    return LayerAnswer(layer=layer, layer_ids=(0,), family="attention", selection=None, rejected=rejected)
+
+
 def test_equal_causes_are_said_once() -> None:
-    (device,) = explain(Question(config=COMPOSITE, targets=("cuda:sm_90",))).devices
-    shared, _, foreign = group_refusals(device)
-    own = {name for name, cls in backends().items() if cls.platform == "cuda"}
-    assert sorted(name for names in shared.values() for name in names) == sorted(own)
-    assert len(shared) == 1
-    assert set(foreign) == set(backends()) - own
+    absent = Reason("library_absent", "nothing", "a_library")
+    layer = refused(first=(absent,), second=(absent, Reason("window", 8, "full attention only")))
+    other = replace(layer, layer_ids=(1,), rejected={"first": (absent,), "third": (Reason("platform", "cpu", "other"),)})
+    shared, own, foreign = group_refusals([layer, other])
+    assert shared == {str(absent): ["first", "second"]}
+    assert own == {"layers 0: a window of 8 keys, it takes full attention only": ["second"]}
+    assert foreign == ["third"]
+
+
+def test_code_that_is_not_written_reads_alike_for_all_backends() -> None:
+    layer = refused(**{name: (Reason("not_built", name, "code"),) for name in ("first", "second")})
+    shared, _, _ = group_refusals([layer])
+    assert shared == {"its code is not written yet": ["first", "second"]}
 
 
 def test_latent_is_replicated_over_ranks(capsys: pytest.CaptureFixture[str]) -> None:
