@@ -1,18 +1,169 @@
-"""FlashAttention 2, 3 and 4: sparse MLA and paged attention."""
+"""FlashAttention 2, 3 and 4: sparse MLA, paged attention and attention over contiguous keys."""
 
 from __future__ import annotations
 
-from hal.common.backend import Backend
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from hal.common.errors import BackendError
 from hal.common.software import Library
+from hal.common.vendor import VendorBackend, VendorLibrary, read_kernels
+
+from .portable import CUDATriton
+
+if TYPE_CHECKING:
+    import torch
+
+    from hal.common.kernels import KVCache, PagedBatch, Segment
+
+_KERNELS = read_kernels("hal.cuda", "flash_attention.toml")
 
 
-class FlashAttention(Backend):
-    """FlashAttention 2, 3 and 4: sparse MLA and paged attention. Its calls are not written yet."""
+class FlashAttention(VendorBackend, CUDATriton):
+    """Attention by whichever generation of the library the arch and the installation have; the other calls are inherited."""
 
     name = "cuda:flash_attention"
     platform = "cuda"
-    libraries = (
+    libraries = ()
+    alternatives: ClassVar[tuple[Library, ...]] = (
         Library(name="flash_attn_3", distributions=("flash_attn_3", "flash-attn-3")),
         Library(name="flash_attn_4", distributions=("flash-attn-4",)),
-        Library(name="flash_attn", distributions=("flash-attn",)),
+        VendorLibrary(name="flash_attn", distributions=("flash-attn",), modules=("flash_attn_2_cuda",)),
+        VendorLibrary(name="vllm_flash_attn", distributions=("vllm",), files=("vllm/vllm_flash_attn/_vllm_fa*_C*",)),
     )
+    kernels = _KERNELS
+    provides = frozenset({"paged_attention", "varlen_attention", "sparse_mla"})
+    # The forward pass has no atomics, so equal calls give equal bits (the library's own statement of `deterministic`).
+    capabilities = replace(
+        CUDATriton.capabilities,
+        archs=frozenset(arch for kernel in _KERNELS for arch in kernel.archs),
+        dtypes=("bfloat16", "float16"),
+        rank={"*": 10},
+    )
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.vendor.tensors import check_paged, empty_results, settle_results, visible_lengths
+
+        from .flash_attention_calls import build_call, returned_lse
+        from .flash_attention_inputs import page_inputs
+
+        width = check_paged(q, cache, batch, out)
+        if chunk is not None:
+            raise BackendError(f"{self.name} attends to no chunks (chunk is {chunk}); selection gives such layers to another")
+        if not q.shape[0] or not batch.seq_lens.shape[0]:
+            return empty_results(q, width, need_lse, out)
+        kernel = self.choose_kernel("paged_attention", "mla" if cache.layout.name == "latent" else "attention")
+        self.check_page(kernel, cache)
+        inputs = page_inputs(q, cache, batch, softmax_scale, window, softcap, causal, need_lse, out)
+        result, lse = returned_lse(self.resolver.call(build_call(kernel, inputs)), is_gather=False)
+        lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=causal)
+        return settle_results(result, lse if need_lse else None, lengths, q.shape[1], width, out)
+
+    def varlen_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_start_loc: torch.Tensor,
+        k_start_loc: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+        selected: torch.Tensor | None = None,
+        first_key: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if selected is not None:
+            # No generation takes a choice of keys per query here; the portable kernel does.
+            return super().varlen_attention(
+                q,
+                k,
+                v,
+                q_start_loc,
+                k_start_loc,
+                max_query_len,
+                max_seq_len,
+                softmax_scale=softmax_scale,
+                window=window,
+                softcap=softcap,
+                causal=causal,
+                need_lse=need_lse,
+                out=out,
+                selected=selected,
+                first_key=first_key,
+            )
+        from hal.common.vendor.tensors import check_varlen, empty_results, pad_to, settle_results, visible_lengths
+
+        from .flash_attention_calls import Inputs, build_call, returned_lse
+
+        check_varlen(q, k, v, out)
+        key_lens = k_start_loc[1:] - k_start_loc[:-1]
+        if not q.shape[0] or not key_lens.shape[0]:
+            return empty_results(q, v.shape[2], need_lse, out)
+        kernel = self.choose_kernel("varlen_attention", "mla")
+        is_padded = kernel.pads_values and v.shape[2] < k.shape[2]
+        inputs = Inputs(
+            q=q,
+            k=k,
+            v=pad_to(v, 2, k.shape[2]) if is_padded else v,
+            query_start_loc=q_start_loc,
+            key_start_loc=k_start_loc,
+            key_lens=key_lens,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            softmax_scale=softmax_scale,
+            window=window,
+            softcap=softcap,
+            causal=causal,
+            need_lse=need_lse,
+            out=None if is_padded else out,
+        )
+        result, lse = returned_lse(self.resolver.call(build_call(kernel, inputs)), is_gather=False)
+        lengths = visible_lengths(q_start_loc, key_lens, q.shape[0], causal=causal)
+        return settle_results(result, lse if need_lse else None, lengths, q.shape[1], v.shape[2], out)
+
+    def sparse_mla(
+        self,
+        q: torch.Tensor,
+        segments: Sequence[Segment],
+        *,
+        kv_lora_rank: int,
+        softmax_scale: float,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.vendor.segments import merge_segments
+
+        from .flash_attention_calls import build_call, build_gather_call, returned_lse
+        from .flash_attention_inputs import gather_inputs, row_inputs
+
+        kernel = self.choose_kernel("sparse_mla", "sparse_mla")
+        is_gather = bool(kernel.head_counts)
+
+        def attend(segment: Segment, need_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+            if is_gather:
+                call = build_gather_call(kernel, *gather_inputs(kernel, q, segment, kv_lora_rank, softmax_scale, need_lse))
+            else:
+                call = build_call(kernel, row_inputs(q, segment, kv_lora_rank, softmax_scale, need_lse))
+            return returned_lse(self.resolver.call(call), is_gather=is_gather)
+
+        return merge_segments(attend, self.merge_states, q, segments, kv_lora_rank, need_lse, out)

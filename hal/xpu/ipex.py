@@ -2,13 +2,93 @@
 
 from __future__ import annotations
 
-from hal.common.backend import Backend
-from hal.common.software import Library
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hal.common.errors import BackendError
+from hal.common.vendor import VendorBackend, VendorLibrary, read_kernels
+
+from .portable import XPUTriton
+
+if TYPE_CHECKING:
+    import torch
+
+    from hal.common.kernels import KVCache, PagedBatch
+
+_KERNELS = read_kernels("hal.xpu", "ipex.toml")
 
 
-class IPEX(Backend):
-    """The legacy paged attention of Intel's torch extension. Its calls are not written yet."""
+class IPEX(VendorBackend, XPUTriton):
+    """Causal paged attention by the extension, for machines that still have it; the other calls are inherited."""
 
     name = "xpu:ipex"
     platform = "xpu"
-    libraries = (Library(name="ipex", distributions=("intel-extension-for-pytorch",)),)
+    libraries = (
+        VendorLibrary(name="ipex", distributions=("intel-extension-for-pytorch",), modules=("intel_extension_for_pytorch",)),
+    )
+    kernels = _KERNELS
+    provides = frozenset({"paged_attention"})
+    # Ranked behind the maintained library: this one gets no more fixes.
+    capabilities = replace(
+        XPUTriton.capabilities,
+        archs=frozenset(arch for kernel in _KERNELS for arch in kernel.archs),
+        dtypes=("bfloat16", "float16"),
+        rank={"*": 20},
+        deterministic=False,
+        graphs="never",
+    )
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.vendor.tensors import (
+            check_paged,
+            empty_results,
+            settle_results,
+            split_pages,
+            token_requests,
+            visible_lengths,
+        )
+
+        from .ipex_calls import build_decode_call, build_prefill_call
+
+        width = check_paged(q, cache, batch, out)
+        if need_lse or not causal or cache.layout.name != "kv" or (window, chunk, softcap) != (None, None, None):
+            raise BackendError(
+                f"{self.name} attends causally to all K and V pages and returns no LSE; this call has need_lse={need_lse}, "
+                f"causal={causal}, window={window}, chunk={chunk}, softcap={softcap}, layout {cache.layout.name!r}: "
+                "selection gives such layers to another"
+            )
+        tokens, requests = q.shape[0], batch.seq_lens.shape[0]
+        if not tokens or not requests or not cache.num_pages:
+            return empty_results(q, width, False, out)
+        phase = "decode" if batch.max_query_len == 1 else "prefill"
+        kernel = self.choose_kernel("paged_attention", "attention", phase)
+        self.check_page(kernel, cache)
+        # The library keeps the heads of a page together.
+        k, v = (pages.transpose(1, 2) for pages in split_pages(cache))
+        lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, tokens, causal=True)
+        q, result = q.contiguous(), q.new_empty(*q.shape[:2], width)
+        if phase == "decode":
+            # One row per query, not per request: requests without a query would shift the rows. An empty list of keys is
+            # not said to work, so it gets one, and its result is replaced afterwards.
+            request = token_requests(batch.query_start_loc, tokens).clamp(max=requests - 1)
+            table = batch.block_table[request].clamp(min=0)
+            call = build_decode_call(
+                kernel, q, k, v, table, lengths.clamp(min=1), batch.max_seq_len, result, softmax_scale=softmax_scale
+            )
+        else:
+            call = build_prefill_call(kernel, q, k, v, batch, result, softmax_scale=softmax_scale)
+        self.resolver.call(call)
+        return settle_results(result, None, lengths, q.shape[1], width, out)

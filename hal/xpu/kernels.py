@@ -1,14 +1,161 @@
-"""vllm-xpu-kernels: dense attention and index scores."""
+"""vllm-xpu-kernels: paged attention, dense MLA of few heads, and attention over contiguous keys."""
 
 from __future__ import annotations
 
-from hal.common.backend import Backend
-from hal.common.software import Library
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hal.common.errors import BackendError
+from hal.common.vendor import VendorBackend, VendorLibrary, read_kernels
+
+from .portable import XPUTriton
+
+if TYPE_CHECKING:
+    import torch
+
+    from hal.common.kernels import KVCache, PagedBatch
+
+_KERNELS = read_kernels("hal.xpu", "kernels.toml")
 
 
-class XPUKernels(Backend):
-    """vllm-xpu-kernels: dense attention and index scores. Its calls are not written yet."""
+class XPUKernels(VendorBackend, XPUTriton):
+    """Attention by vllm-xpu-kernels; sparse MLA and the other calls are inherited."""
 
     name = "xpu:kernels"
     platform = "xpu"
-    libraries = (Library(name="vllm_xpu_kernels", distributions=("vllm-xpu-kernels",)),)
+    libraries = (VendorLibrary(name="vllm_xpu_kernels", distributions=("vllm-xpu-kernels",), modules=("vllm_xpu_kernels",)),)
+    kernels = _KERNELS
+    provides = frozenset({"paged_attention", "varlen_attention"})
+    # Decode splits its keys over work-groups; whether they are added up in a fixed order is not stated. Graphs were refused
+    # by every engine that used it.
+    capabilities = replace(
+        XPUTriton.capabilities,
+        archs=frozenset(arch for kernel in _KERNELS for arch in kernel.archs),
+        dtypes=("bfloat16", "float16"),
+        rank={"*": 10},
+        default_block_size=64,
+        deterministic=False,
+        graphs="never",
+    )
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: PagedBatch,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.vendor.tensors import check_paged, empty_results, settle_results, split_pages, visible_lengths
+
+        from .kernels_calls import build_call, returned_lse
+
+        width = check_paged(q, cache, batch, out)
+        if chunk is not None or softcap is not None:
+            raise BackendError(
+                f"{self.name} knows neither chunks (chunk is {chunk}) nor a softcap ({softcap}); "
+                "selection gives such layers to another"
+            )
+        if not q.shape[0] or not batch.seq_lens.shape[0]:
+            return empty_results(q, width, need_lse, out)
+        is_latent = cache.layout.name == "latent"
+        kernel = self.choose_kernel("paged_attention", "mla" if is_latent else "attention")
+        self.check_page(kernel, cache)
+        if is_latent:
+            k = cache.storage[:, : cache.block_size].unsqueeze(2)
+            v = k[..., :width]
+        else:
+            k, v = split_pages(cache)
+        call = build_call(
+            kernel,
+            q,
+            k,
+            v,
+            batch.query_start_loc,
+            batch.max_query_len,
+            batch.max_seq_len,
+            key_lens=batch.seq_lens,
+            # Pages behind a window may be gone from the table, and a tile that begins before the window looks them up.
+            block_table=batch.block_table if window is None else batch.block_table.clamp(min=0),
+            softmax_scale=softmax_scale,
+            window=window,
+            causal=causal,
+            need_lse=need_lse,
+            out=out,
+        )
+        result, lse = returned_lse(self.resolver.call(call))
+        lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=causal)
+        return settle_results(result, lse if need_lse else None, lengths, q.shape[1], width, out)
+
+    def varlen_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_start_loc: torch.Tensor,
+        k_start_loc: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
+        need_lse: bool = False,
+        out: torch.Tensor | None = None,
+        selected: torch.Tensor | None = None,
+        first_key: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if selected is not None or softcap is not None:
+            # The library takes neither a choice of keys per query nor a softcap; the portable kernel does.
+            return super().varlen_attention(
+                q,
+                k,
+                v,
+                q_start_loc,
+                k_start_loc,
+                max_query_len,
+                max_seq_len,
+                softmax_scale=softmax_scale,
+                window=window,
+                softcap=softcap,
+                causal=causal,
+                need_lse=need_lse,
+                out=out,
+                selected=selected,
+                first_key=first_key,
+            )
+        from hal.common.vendor.tensors import check_varlen, empty_results, pad_to, settle_results, visible_lengths
+
+        from .kernels_calls import build_call, returned_lse
+
+        check_varlen(q, k, v, out)
+        key_lens = k_start_loc[1:] - k_start_loc[:-1]
+        if not q.shape[0] or not key_lens.shape[0]:
+            return empty_results(q, v.shape[2], need_lse, out)
+        kernel = self.choose_kernel("varlen_attention", "mla")
+        is_padded = kernel.pads_values and v.shape[2] < k.shape[2]
+        call = build_call(
+            kernel,
+            q,
+            k,
+            pad_to(v, 2, k.shape[2]) if is_padded else v,
+            q_start_loc,
+            max_query_len,
+            max_seq_len,
+            key_start_loc=k_start_loc,
+            softmax_scale=softmax_scale,
+            window=window,
+            causal=causal,
+            need_lse=need_lse,
+            out=None if is_padded else out,
+        )
+        result, lse = returned_lse(self.resolver.call(call))
+        lengths = visible_lengths(q_start_loc, key_lens, q.shape[0], causal=causal)
+        return settle_results(result, lse if need_lse else None, lengths, q.shape[1], v.shape[2], out)

@@ -1,0 +1,17 @@
+"""What every adapter of a vendor's library needs: facts as data, calls as values, and one place that makes them."""
+
+from .adapter import VendorBackend
+from .call import VendorCall
+from .facts import KernelFacts, read_kernels
+from .presence import VendorLibrary, find_libraries
+from .resolve import Resolver
+
+__all__ = [
+    "KernelFacts",
+    "Resolver",
+    "VendorBackend",
+    "VendorCall",
+    "VendorLibrary",
+    "find_libraries",
+    "read_kernels",
+]

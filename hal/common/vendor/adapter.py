@@ -1,0 +1,101 @@
+"""The part of a vendor backend that has nothing to do with the vendor: refusals from its facts, and loading its library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from hal.common.backend import Backend
+from hal.common.device import Device
+from hal.common.errors import BackendError
+from hal.common.reason import Reason, order_reasons
+from hal.common.request import Request
+from hal.common.software import Library
+
+from .facts import KernelFacts
+from .refusal import describe_block_sizes, explain_kernels
+from .resolve import AbsentError, Resolver, check_flag, load_module
+
+if TYPE_CHECKING:
+    from hal.common.kernels import KVCache
+
+ATTENTION_CALLS = {"attention": "paged_attention", "mla": "paged_attention", "sparse_mla": "sparse_mla"}
+"""The call after whose provider a layer's backend is named, by family."""
+
+
+class VendorBackend(Backend):
+    """Base of an adapter, to be listed before the platform's portable backend.
+
+    kernels: what the vendor's kernels take. alternatives: its libraries where any of them will do, as against `libraries`,
+    which are all needed. Making one loads the libraries that the device's arch would use: BackendError, chained to what
+    was raised, where one is installed and does not load, and where none is installed.
+    """
+
+    kernels: ClassVar[tuple[KernelFacts, ...]] = ()
+    alternatives: ClassVar[tuple[Library, ...]] = ()
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self.resolver = Resolver()
+        self._chosen = self._load_kernels()
+
+    @classmethod
+    def explain_refusal(cls, request: Request) -> tuple[Reason, ...]:
+        call = ATTENTION_CALLS.get(request.family)
+        if call is None or not any(request.device.arch in kernel.archs for kernel in cls.kernels):
+            # An arch without any kernel is in the declared capabilities already.
+            return ()
+        by_phase = [cls.explain_call_refusal(call, phase, request) for phase in ("decode", "prefill")]
+        if all(by_phase):
+            return order_reasons(reason for reasons in by_phase for reason in reasons)
+        # A phase without a kernel of the vendor's runs on what is inherited, so that has to fit.
+        return super().explain_refusal(request) if any(by_phase) else ()
+
+    @classmethod
+    def explain_call_refusal(cls, call: str, phase: str, request: Request) -> tuple[Reason, ...]:
+        if cls.provides is None or call not in cls.provides:
+            return ()
+        size = cls.capabilities.default_block_size if cls.capabilities is not None else 16
+        return explain_kernels(cls.kernels, call, phase, request, size)
+
+    def choose_kernel(self, call: str, family: str, phase: str = "") -> KernelFacts:
+        """The kernel for a call on this device; BackendError names the libraries that would have it."""
+        for kernel in self._chosen:
+            if kernel.call == call and family in kernel.families and (not phase or phase in kernel.phases):
+                return kernel
+        would = sorted({k.library for k in self.kernels if k.call == call and self.device.arch in k.archs})
+        raise BackendError(
+            f"{self.name} has no {call} for {family} layers on {self.device.target} here; "
+            f"{'it would take ' + ' or '.join(would) if would else 'no library has one for this arch'}"
+        )
+
+    def check_page(self, kernel: KernelFacts, cache: KVCache) -> None:
+        """Nothing, or BackendError where a kernel does not read pages of the cache's size."""
+        if not kernel.takes_block_size(cache.block_size):
+            raise BackendError(
+                f"{self.name}: {kernel.target} reads pages of {describe_block_sizes(kernel)}; the cache has {cache.block_size}"
+            )
+
+    def _load_kernels(self) -> tuple[KernelFacts, ...]:
+        """One row per call, family and phase: the first whose library is installed."""
+        chosen: list[KernelFacts] = []
+        absent: dict[str, AbsentError] = {}
+        covered: set[tuple[str, str, str]] = set()
+        for kernel in self.kernels:
+            served = {(kernel.call, family, phase) for family in kernel.families for phase in kernel.phases}
+            if self.device.arch not in kernel.archs or served <= covered:
+                continue
+            try:
+                self.resolver.find(kernel.target, *kernel.other_targets)
+                if kernel.flag:
+                    check_flag(load_module(kernel.target.partition(":")[0]), kernel.flag, kernel.flag_reason)
+            except AbsentError as error:
+                absent[kernel.library] = error
+                continue
+            chosen.append(kernel)
+            covered |= served
+        if not chosen:
+            raise BackendError(
+                f"{self.name} on {self.device.target} needs {' or '.join(sorted(absent)) or 'a library for this arch'}, "
+                "which is not installed; install it, or choose another backend"
+            ) from next(iter(absent.values()), None)
+        return tuple(chosen)
