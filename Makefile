@@ -10,7 +10,7 @@ MODEL := .cache/smollm2
 COMPOSITE := examples/composite-deepseek-v3.2.json
 TARGETS := --device cuda:sm_90 --device rocm:gfx942 --device xpu:pvc --device cpu
 
-.PHONY: help demo test lint package clean
+.PHONY: help demo test lint lint-ruff lint-format lint-types lint-imports package clean
 
 help:
 	@echo "make demo      fetch SmolLM2-135M, look at this machine, plan for four platforms, answer a question"
@@ -38,10 +38,18 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-lint: $(STAMP)
+lint: lint-ruff lint-format lint-types lint-imports
+
+lint-ruff: $(STAMP)
 	$(VENV)/bin/ruff check
+
+lint-format: $(STAMP)
 	$(VENV)/bin/ruff format --check
+
+lint-types: $(STAMP)
 	$(VENV)/bin/mypy
+
+lint-imports: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 package: $(STAMP)
