@@ -1,0 +1,32 @@
+"""A registry of the test's own, and an environment without hal's variables."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hal.common import registry as registry_module
+from hal.common.registry import backends, platforms
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No HAL_* variable is set."""
+    for name in [name for name in os.environ if name.startswith("HAL_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> registry_module._Registry:
+    """A copy of the registry with every platform and backend; the real one is back afterwards."""
+    copy = registry_module._Registry(platforms=platforms(), backends=backends(), is_loaded=True)
+    monkeypatch.setattr(registry_module, "_registry", copy)
+    return copy
+
+
+@pytest.fixture
+def no_backends(registry: registry_module._Registry) -> registry_module._Registry:
+    """A registry with every platform and no backend."""
+    registry.backends.clear()
+    return registry
