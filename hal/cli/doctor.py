@@ -20,6 +20,7 @@ from hal.common.software import Library
 
 from .console import make_console, print_json
 from .selfcheck import check_in_subprocess, load_in_subprocess
+from .usability import explain_unchecked, explain_unusable
 
 Section = dict[str, Any]
 DEVICE_FILTERS = ("_VISIBLE_DEVICES", "_AFFINITY_MASK", "_DEVICE_SELECTOR", "_DEVICE_ORDINAL")
@@ -160,7 +161,10 @@ def _import_names(found: importlib.metadata.Distribution) -> tuple[str, ...]:
 
 
 def examine_backends() -> list[Section]:
-    """Each backend: usable on a device of this machine or why not, and a tiny computation where it is."""
+    """Each backend: usable on a device of this machine or why not, and a tiny computation where it is.
+
+    reasons on a usable one say why the computation is not for it.
+    """
     devices: dict[str, Device] = {}
     for probe in probe_platforms():
         for device in probe.devices:
@@ -169,14 +173,13 @@ def examine_backends() -> list[Section]:
 
 
 def _guard_backend(name: str, device: Device | None) -> Section:
-    from .usability import explain_unusable
-
     row: Section = {"name": name, "device": device.target if device else None, "usable": False, "check": None}
     try:
         reasons = explain_unusable(name, device)
         if not reasons and device is not None:
-            check = check_in_subprocess(name, device.target)
-            return {**row, "usable": True, "reasons": [], "check": check}
+            unchecked = explain_unchecked(name, device)
+            check = None if unchecked else check_in_subprocess(name, device.target)
+            return {**row, "usable": True, "reasons": list(unchecked), "check": check}
     except Exception as error:  # noqa: BLE001 - one broken backend must not hide the others
         reasons = (f"{type(error).__name__}: {error}",)
     return {**row, "reasons": list(reasons)}

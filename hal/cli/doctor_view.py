@@ -87,13 +87,16 @@ def _show_backends(section: list[dict[str, Any]], console: Console) -> None:
     table = _table()
     for row in section:
         if row["usable"]:
-            table.add_row(Text(row["name"], style=GOOD), _check_words(row["check"]))
+            table.add_row(Text(row["name"], style=GOOD), _check_words(row))
         else:
             table.add_row(Text(row["name"], style=QUIET), Text("; ".join(row["reasons"]), style=QUIET))
     _line(console, table)
 
 
-def _check_words(check: dict[str, Any]) -> Text:
+def _check_words(row: dict[str, Any]) -> Text:
+    check = row["check"]
+    if check is None:
+        return Text(f"usable, not checked here: {'; '.join(row['reasons'])}")
     if check["passed"]:
         return Text(f"usable, checked in {check['dtype']}: largest error {check['error']:.1e}, {check['seconds']:.2f} s")
     return Text(f"FAILED its check: {check['failure']}", style=BAD)

@@ -10,6 +10,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from hal.common.device import detect
+from hal.common.limits import Limits
+from hal.common.plan import plan
+from hal.common.registry import find_backend
+from hal.config import read_shape
+
 TIMEOUT_SECONDS = 120
 QUERY_LENS, SEQ_LENS = (1, 3), (4, 5)
 SAMPLE = {
@@ -35,6 +41,13 @@ def check_in_subprocess(backend: str, target: str) -> dict[str, Any]:
     return report
 
 
+def check_dtype(backend: str) -> str:
+    """The widest type that a backend declares and a tolerance is known for."""
+    declared = find_backend(backend).capabilities
+    dtypes = declared.dtypes if declared is not None else ()
+    return next((name for name in TOLERANCES if name in dtypes), "float32")
+
+
 def load_in_subprocess(modules: Sequence[str]) -> str | None:
     """None where every module imports, else the last line of what went wrong."""
     _, failure = _run("; ".join(f"import {module}" for module in modules) or "pass")
@@ -57,15 +70,7 @@ def _run(code: str) -> tuple[list[str], str | None]:
 
 def main(backend: str, target: str) -> None:
     """Prints one line of JSON: two requests through plan, builder and backend, against a loop over plain numbers."""
-    from hal.common.device import detect
-    from hal.common.limits import Limits
-    from hal.common.plan import plan
-    from hal.common.registry import find_backend
-    from hal.config import read_shape
-
-    declared = find_backend(backend).capabilities
-    dtypes = declared.dtypes if declared is not None else ()
-    dtype = next(name for name in (*TOLERANCES, "") if name in dtypes)
+    dtype = check_dtype(backend)
     device = next(device for device in detect() if device.target == target)
     limits = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16)
     made = plan(read_shape(SAMPLE), device, limits=limits, dtype=dtype, backend=backend)

@@ -6,12 +6,13 @@ from importlib.util import find_spec
 
 from hal.common.device import Device
 from hal.common.plan import installed
+from hal.common.reason import Reason
 from hal.common.registry import find_backend
 from hal.common.request import Request
 from hal.common.selection import supports_combination
 from hal.config import read_shape
 
-from .selfcheck import SAMPLE
+from .selfcheck import SAMPLE, check_dtype
 
 
 def explain_unusable(name: str, device: Device | None) -> tuple[str, ...]:
@@ -26,5 +27,14 @@ def explain_unusable(name: str, device: Device | None) -> tuple[str, ...]:
         return (f"this machine has no {cls.platform} device",)
     if find_spec("torch") is None:
         return ("torch is not installed; pip install 'hal-attention[torch]'",)
-    request = Request(read_shape(SAMPLE).layer(0), device, cls.capabilities.dtypes[0], software=installed())
-    return tuple(str(reason) for reason in supports_combination(request)[name] if reason.is_environmental)
+    return tuple(str(reason) for reason in _reasons(name, device) if reason.is_environmental)
+
+
+def explain_unchecked(name: str, device: Device) -> tuple[str, ...]:
+    """Why a usable backend cannot run the sample computation: it serves other kinds of layers; () where it can."""
+    return tuple(str(reason) for reason in _reasons(name, device) if not reason.is_environmental)
+
+
+def _reasons(name: str, device: Device) -> tuple[Reason, ...]:
+    request = Request(read_shape(SAMPLE).layer(0), device, check_dtype(name), software=installed())
+    return supports_combination(request)[name]

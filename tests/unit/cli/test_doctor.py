@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hal.cli import doctor, main, selfcheck
+from hal.cli import doctor, main, selfcheck, usability
+from hal.common.reason import Reason
 from hal.common.registry import backends
 
 PASSED = {"passed": True, "dtype": "float32", "error": 0.0, "seconds": 0.0, "failure": None}
@@ -76,6 +77,18 @@ def test_a_failed_check_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch, caps
     report(capsys, expected_code=1)
     main(["doctor"])
     assert "FAILED its check: off by 1" in capsys.readouterr().out
+
+
+def test_a_backend_for_other_layers_is_usable_and_not_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(usability, "_reasons", lambda *_: (Reason("kind", "attention", "mla"),))
+    monkeypatch.setattr(doctor, "check_in_subprocess", lambda *_: pytest.fail("a check that cannot pass was run"))
+    (row,) = (row for row in report(capsys)["backends"] if row["name"] == "cpu")
+    assert row["usable"]
+    assert row["check"] is None
+    main(["doctor"])
+    assert "usable, not checked here: a layer of kind attention" in capsys.readouterr().out
 
 
 def test_pinned_backend_that_is_not_usable_sets_the_exit_code(
