@@ -12,14 +12,11 @@ from hal.common.request import Request
 from hal.common.software import Library
 
 from .facts import KernelFacts
-from .refusal import describe_block_sizes, explain_kernels
+from .refusal import ATTENTION_CALLS, describe_block_sizes, explain_kernels
 from .resolve import AbsentError, Resolver, check_flag, load_module
 
 if TYPE_CHECKING:
     from hal.common.kernels import KVCache
-
-ATTENTION_CALLS = {"attention": "paged_attention", "mla": "paged_attention", "sparse_mla": "sparse_mla"}
-"""The call after whose provider a layer's backend is named, by family."""
 
 
 class VendorBackend(Backend):
@@ -44,7 +41,7 @@ class VendorBackend(Backend):
         if call is None or not any(request.device.arch in kernel.archs for kernel in cls.kernels):
             # An arch without any kernel is in the declared capabilities already.
             return ()
-        by_phase = [cls.explain_call_refusal(call, phase, request) for phase in ("decode", "prefill")]
+        by_phase = [cls._explain_kernels(call, phase, request) for phase in ("decode", "prefill")]
         if all(by_phase):
             return order_reasons(reason for reasons in by_phase for reason in reasons)
         # A phase without a kernel of the vendor's runs on what is inherited, so that has to fit.
@@ -54,6 +51,10 @@ class VendorBackend(Backend):
     def explain_call_refusal(cls, call: str, phase: str, request: Request) -> tuple[Reason, ...]:
         if cls.provides is None or call not in cls.provides:
             return ()
+        return cls._explain_kernels(call, phase, request)
+
+    @classmethod
+    def _explain_kernels(cls, call: str, phase: str, request: Request) -> tuple[Reason, ...]:
         size = cls.capabilities.default_block_size if cls.capabilities is not None else 16
         return explain_kernels(cls.kernels, call, phase, request, size)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hal.common.reason import Reason, order_reasons
 from hal.common.request import Request
 from hal.common.software import version_tuple
 
 from .facts import KernelFacts
+
+ATTENTION_CALLS = {"attention": "paged_attention", "mla": "paged_attention", "sparse_mla": "sparse_mla"}
+"""The call after whose provider a layer's backend is named, by family."""
 
 
 def explain_kernels(
@@ -19,6 +22,9 @@ def explain_kernels(
     phase "" asks whether it is served in any. default_block_size: the page size where the request leaves it open.
     """
     written = [kernel for kernel in kernels if kernel.call == call]
+    if not written:
+        named = {family for k in kernels for family in k.families if ATTENTION_CALLS.get(family) == k.call}
+        return (Reason("kind", request.family, frozenset(named)),)
     here = [kernel for kernel in written if request.device.arch in kernel.archs]
     if not here:
         return (Reason("arch", request.device.arch, _all(kernel.archs for kernel in written)),)
@@ -27,12 +33,12 @@ def explain_kernels(
         served = sorted({f"{family} {phase}" for k in here for family in k.families for phase in k.phases})
         return (Reason("kind", f"{request.family} {phase}".strip(), tuple(served)),)
     present = [kernel for kernel in able if not _library_reasons(kernel, request)]
-    verdicts = [order_reasons(_limit_reasons(kernel, call, request, default_block_size)) for kernel in present or able]
+    verdicts = [order_reasons(_limit_reasons(kernel, able, request, default_block_size)) for kernel in present or able]
     nearest = min(verdicts, key=len)
     return nearest if present else (*_join_library_reasons(able, request), *nearest)
 
 
-def _all(groups: Iterator[Sequence[str]]) -> tuple[str, ...]:
+def _all(groups: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(item for group in groups for item in group))
 
 
@@ -71,7 +77,10 @@ def _join_library_reasons(kernels: Sequence[KernelFacts], request: Request) -> t
     return (Reason("library_absent", "nothing", absent if len(absent) > 1 else absent[0]),)
 
 
-def _limit_reasons(kernel: KernelFacts, call: str, request: Request, default_block_size: int) -> Iterator[Reason]:
+def _limit_reasons(
+    kernel: KernelFacts, able: Sequence[KernelFacts], request: Request, default_block_size: int
+) -> Iterator[Reason]:
+    call = kernel.call
     if request.dtype not in kernel.dtypes:
         yield Reason("dtype", request.dtype, kernel.dtypes)
     yield from _head_reasons(kernel, request)
@@ -83,7 +92,9 @@ def _limit_reasons(kernel: KernelFacts, call: str, request: Request, default_blo
     yield from _mask_reasons(kernel, request)
     cause = _why_lse(call, request)
     if cause and not kernel.lse:
-        yield Reason("lse", cause, f"none ({cause})")
+        with_lse = next((row for row in able if row.lse), None)
+        fix = f"{_describe_versions(with_lse)} returns one" if with_lse is not None else ""
+        yield Reason("lse", cause, f"none ({cause})", fix)
 
 
 def _head_reasons(kernel: KernelFacts, request: Request) -> Iterator[Reason]:

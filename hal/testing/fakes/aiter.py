@@ -37,6 +37,7 @@ def make_library(arch: str, release: str) -> Mapping[str, Callable[..., object]]
             softmax_scale=a.sm_scale,
             value_width=a.o.shape[-1],
             empty_lse=math.nan,
+            empty_out=math.nan,
         )
         a.o.copy_(out)
         unwritten = torch.full((a.q.shape[0], 1, a.q.shape[1], 1), math.nan)
@@ -73,6 +74,7 @@ def make_library(arch: str, release: str) -> Mapping[str, Callable[..., object]]
             softcap=a.softcap,
             value_width=a.v.shape[-1],
             empty_lse=math.nan,
+            empty_out=math.nan,
         )
         a.out.copy_(out)
         return None

@@ -44,10 +44,11 @@ def attend_batch(
     softcap: float = 0.0,
     value_width: int,
     empty_lse: float,
+    empty_out: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out [tokens, heads, value_width] and lse fp32 [tokens, heads]; rows of no request hold what was there before: NaN.
 
-    A query without keys gives 0 and empty_lse.
+    A query without keys gives empty_out and empty_lse.
     """
     out = torch.full((*q.shape[:2], value_width), torch.nan, dtype=q.dtype)
     lse = torch.full(q.shape[:2], torch.nan, dtype=torch.float32)
@@ -59,7 +60,7 @@ def attend_batch(
         for token in range(first, stop):
             seen = rule.seen(keys.shape[0] - (stop - token), keys.shape[0])
             if not seen:
-                out[token], lse[token] = 0, empty_lse
+                out[token], lse[token] = empty_out, empty_lse
                 continue
             state = attend_keys(q[token], keys[seen], values[seen], softmax_scale=softmax_scale, softcap=softcap or None)
             out[token], lse[token] = state[0].to(out.dtype), state[1].float()

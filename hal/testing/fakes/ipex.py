@@ -49,6 +49,13 @@ def _attend(a: SimpleNamespace, q: torch.Tensor, starts: Sequence[int], fetch: F
     require_dtype((torch.bfloat16, torch.float16, torch.float32), query=q, key=a.key_cache, value=a.value_cache)
     require(q.is_contiguous() and a.output.is_contiguous(), "query and output must be contiguous")
     out, _ = attend_batch(
-        q, starts, fetch, Rule(causal=True), softmax_scale=scale, value_width=a.output.shape[-1], empty_lse=math.nan
+        q,
+        starts,
+        fetch,
+        Rule(causal=True),
+        softmax_scale=scale,
+        value_width=a.output.shape[-1],
+        empty_lse=math.nan,
+        empty_out=math.nan,
     )
     a.output.copy_(out)
