@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -48,29 +49,35 @@ class Fields:
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def entries(self, field: str) -> Iterator[tuple[Level, list[Entry]]]:
-        """Level by level from the inside out, what each has for the field; a level that has nothing is left out."""
+    def entries(self, field: str) -> Iterator[tuple[Level, Iterator[Entry]]]:
+        """Level by level from the inside out, what each has for the field; further spellings are read only when asked for."""
         names = spellings(field, self.encoder_decoder)
         for level in self.levels:
-            found = [
-                Entry(level.describe(name), value, True)
-                for name in names
-                if (value := level.stated(name)) is not MISSING or (value := level.renamed(name)) is not MISSING
-            ]
-            if not found or self.encoder_decoder:
-                found += [
-                    Entry(level.describe(name), value, False) for name in names if (value := level.default(name)) is not MISSING
-                ]
-            if self.encoder_decoder:
-                found.sort(key=lambda entry: names.index(entry.where.rpartition(".")[2]))
-            if found:
-                yield level, found
+            found = self._level_entries(level, names)
+            first = next(found, None)
+            if first is not None:
+                yield level, itertools.chain([first], found)
+
+    def _level_entries(self, level: Level, names: Sequence[str]) -> Iterator[Entry]:
+        """Stated values by spelling, then what the type fills in; in an encoder-decoder both together, spelling by spelling."""
+        present = False
+        for name in names:
+            value = MISSING if present and level.computes(name) else level.given(name)
+            if value is not MISSING:
+                present = True
+                yield Entry(level.describe(name), value, True)
+            elif self.encoder_decoder and (value := level.default(name)) is not MISSING:
+                yield Entry(level.describe(name), value, False)
+        if not present and not self.encoder_decoder:
+            for name in names:
+                if (value := level.default(name)) is not MISSING:
+                    yield Entry(level.describe(name), value, False)
 
     def entry(self, field: str) -> Entry | None:
         """The innermost entry of a field, None and other unset values included."""
         key = (field, "entry")
         if key not in self._cache:
-            self._cache[key] = next((found[0] for level, found in self.entries(field) if self._speaks(level, field)), None)
+            self._cache[key] = next((next(found) for level, found in self.entries(field) if self._speaks(level, field)), None)
         return self._cache[key]  # type: ignore[return-value]
 
     def raw(self, field: str) -> object:
@@ -100,7 +107,7 @@ class Fields:
         for level, found in self.entries(field):
             if chosen is not None:
                 if level is not self.levels[0] and not source.startswith("overrides"):
-                    self._note_conflict(found[0], source, chosen, convert)
+                    self._note_conflict(next(found), source, chosen, convert)
                 continue
             for entry in found if self._speaks(level, field) else ():
                 chosen = convert(entry.value, entry.where)
@@ -151,13 +158,31 @@ class Fields:
             raise ConfigError(f"{entry.where} is {entry.value!r}, expected a list")
         return tuple(entry.value) or None
 
+    def groups(self, field: str) -> tuple[Level, ...]:
+        """A list of groups of fields, one level each; empty where it is unset."""
+        key = (field, "groups")
+        if key not in self._cache:
+            items = self.sequence(field) or ()
+            self._cache[key] = tuple(Level(item, f"{field}[{index}]") for index, item in enumerate(items))
+        return self._cache[key]  # type: ignore[return-value]
+
+    def layer_group(self, layer_id: int) -> Level | None:
+        """What a mapping `per_layer_config` states for one layer, None where it states nothing. ConfigError: a key that is no number."""
+        key = ("per_layer_config", "layers")
+        if key not in self._cache:
+            layers = self.raw("per_layer_config")
+            items = layers.items() if isinstance(layers, Mapping) else ()
+            self._cache[key] = {_layer_number(name): Level(given, f"per_layer_config[{name}]") for name, given in items}
+        return self._cache[key].get(layer_id)  # type: ignore[attr-defined,no-any-return]
+
     def nested(self, field: str) -> Level | None:
         """A group of fields under one name (rope_parameters, attn_config) from the innermost level that has it, or None."""
         for level in self.levels:
-            for name in sorted(spellings(field), key=lambda name: not level.states(name)):
-                child = level.child(name)
-                if child is not None:
-                    return child
+            names = spellings(field)
+            stated = next((name for name in names if level.states(name)), None)
+            found = [child for name in ((stated,) if stated else names) if (child := level.child(name)) is not None]
+            if found:
+                return found[0]
         return None
 
     def absent(self, field: str) -> str:
@@ -168,3 +193,9 @@ class Fields:
         held = f"found {', '.join(found)}" if found else "found nothing"
         accepted = "expected a positive whole number; state it in the config or in overrides"
         return f"{field} is unset: looked in {places} for {names}; {held}; {accepted}"
+
+
+def _layer_number(name: object) -> int:
+    if isinstance(name, int) or (isinstance(name, str) and name.isdecimal()):
+        return int(name)
+    raise ConfigError(f"per_layer_config has the key {name!r}, expected layer numbers")

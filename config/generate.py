@@ -89,15 +89,22 @@ def _is_class(spec: Any) -> bool:
 def describe(cls: Any) -> dict[str, Any]:
     """One type's entry, without its name; empty parts are left out."""
     instance = build(cls)
-    parts = {
+    parts = described_fields(cls, instance)
+    parts["facts"] = {**_window_fact(cls), **_flat_fact(cls)}
+    if instance is not None:
+        parts["patterns"] = _patterns(cls)
+        parts["by_kind"] = _by_kind(instance)
+        parts["facts"] |= read_facts(cls)
+    return {name: part for name, part in parts.items() if part}
+
+
+def described_fields(cls: Any, instance: Any) -> dict[str, dict[str, Any]]:
+    """The parts of an entry that one default instance shows."""
+    return {
         "fields": _fields(cls, instance),
         "renamed": {name: target for name, target in cls.attribute_map.items() if name in FIELDS},
         "nested": dict(_nested(cls, instance)),
-        "patterns": _patterns(cls) if instance is not None else {},
-        "by_kind": _by_kind(instance) if instance is not None else {},
-        "facts": {**_window_fact(cls), **_flat_fact(cls), **(read_facts(cls) if instance is not None else {})},
     }
-    return {name: part for name, part in parts.items() if part}
 
 
 def build(cls: Any, **kwargs: Any) -> Any:

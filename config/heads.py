@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .errors import ConfigError
 from .fields import Fields
 from .layer_view import LayerView
-from .source import MISSING, Level
+from .source import MISSING
 from .values import as_count
 
 
@@ -56,10 +56,8 @@ def _times(layer: LayerView) -> int:
 
 def _block_kv_heads(layer: LayerView, num_heads: int) -> int | None:
     """Nemotron-NAS: each block says how many query heads share a KV head."""
-    blocks = layer.fields.sequence("block_configs")
-    if blocks is None or layer.layer_id >= len(blocks):
-        return None
-    attention = Level(blocks[layer.layer_id]).child("attention")
+    blocks = layer.fields.groups("block_configs")
+    attention = blocks[layer.layer_id].child("attention") if layer.layer_id < len(blocks) else None
     value = attention.read("n_heads_in_group") if attention else None
     group = as_count(value or None, f"block_configs[{layer.layer_id}].attention.n_heads_in_group")
     if group is None:

@@ -158,14 +158,15 @@ def _block_sparse(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 def _blocks(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     """Nemotron-NAS: one description per block, whose attention may be absent or replaced."""
-    blocks = fields.sequence("block_configs")
-    if blocks is None:
+    blocks = fields.groups("block_configs")
+    if not blocks:
         return None
-    return tuple(_block_kind(block) for block in check_length(fields, "block_configs", blocks, num_layers))
+    check_length(fields, "block_configs", blocks, num_layers)
+    return tuple(_block_kind(block) for block in blocks[:num_layers])
 
 
-def _block_kind(block: object) -> str:
-    attention = Level(block).child("attention")
+def _block_kind(block: Level) -> str:
+    attention = block.child("attention")
     replaced = attention is not None and (attention.read("no_op") or attention.read("replace_with_linear"))
     return LINEAR if replaced else FULL
 

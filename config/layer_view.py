@@ -61,9 +61,9 @@ class LayerView:
 
     def _own(self, field: str) -> Iterator[Entry]:
         """Values stated for this layer, or for layers of its type, in the order in which they count."""
-        layers = self.fields.raw("per_layer_config")
-        if isinstance(layers, Mapping):
-            yield from self._overridden(layers, field)
+        group = self.fields.layer_group(self.layer_id)
+        if group is not None and (value := group.read(field)) is not MISSING:
+            yield Entry(group.describe(field), value, True)
         if self.kind == FULL and field == "num_key_value_heads" and self.fields.flag("attention_k_eq_v") is False:
             return
         names = self._twins.get(field, ())
@@ -76,17 +76,9 @@ class LayerView:
         if self.kind == SLIDING:
             yield from self._other_setting(field)
         filled = self.fields.known.by_kind.get(self.kind, {})
-        if field in filled and layers in (MISSING, None) and not isinstance(self.fields.raw(field), (list, tuple)):
+        unstated = self.fields.raw("per_layer_config") in (MISSING, None)
+        if field in filled and unstated and not isinstance(self.fields.raw(field), (list, tuple)):
             yield Entry(field, filled[field], False)
-
-    def _overridden(self, layers: Mapping[object, object], field: str) -> Iterator[Entry]:
-        for key, given in layers.items():
-            if (
-                isinstance(given, Mapping)
-                and field in given
-                and str(key).lstrip("0") == (str(self.layer_id) if self.layer_id else "")
-            ):
-                yield Entry(f"per_layer_config[{self.layer_id}].{field}", given[field], True)
 
     def _other_setting(self, field: str) -> Iterator[Entry]:
         """Step-3.5's group of fields for sliding layers; only the head count is taken, as transformers does."""

@@ -34,7 +34,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "num_attention_groups",
     ),
     "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim", "dim"),
-    "head_dim": ("head_dim", "kv_channels", "d_kv", "attention_head_dim"),
+    "head_dim": ("head_dim", "kv_channels", "d_kv", "attention_head_dim", "attention_head_size"),
     "vocab_size": ("vocab_size", "padded_vocab_size"),
     "max_position_embeddings": (
         "max_position_embeddings",

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 from .kinds import SLIDING, meaning
+
+STATED_BY = {
+    "scale": "attention_multiplier",
+    "scale_power": "attention_multiplier",
+    "scale_times": "attention_multiplier",
+    "kv_heads_times": "swa_num_key_value_heads",
+}
+"""Facts that follow from a field where the config has it."""
+
+WIDTHS = ("head_dim", "qk_head_dim", "attention_head_dim", "key_value_proj_dim")
 
 SMALL = 13
 """Layers to build: enough to see every layer type of a pattern."""
@@ -16,27 +27,31 @@ class _Seen:
     """What the attention modules of one model show."""
 
     scales: set[float] = dataclasses.field(default_factory=set)
-    inverse_widths: set[float] = dataclasses.field(default_factory=set)
+    widths: set[int] = dataclasses.field(default_factory=set)
     causal: set[bool] = dataclasses.field(default_factory=set)
     sinks: dict[str, bool] = dataclasses.field(default_factory=dict)
     kv_ratios: dict[str, set[float]] = dataclasses.field(default_factory=dict)
     relative: bool = False
+    alibi: bool = False
 
 
 def read_facts(cls: Any) -> dict[str, Any]:
     """What is special about a type's attention; empty where nothing is.
 
-    sink: layer types with sinks, "" for all. scale: a fixed softmax scale. scale_power: the power of head_dim that it is.
-    causal: False. position_bias: "relative". kv_heads_times: KV heads of a layer type as a multiple of the config's.
+    sink: layer types with sinks, "" for all. scale: a fixed softmax scale. scale_power: the power of head_dim that it
+    is; scale_times: a factor on top of it.
+    causal: False. position_bias: "relative" or "alibi". kv_heads_times: KV heads of a layer type as a multiple of the config's.
     """
     config, model = _build_model(cls)
     if model is None:
         return {}
-    seen = _Seen()
+    seen = _Seen(alibi=hasattr(model, "build_alibi_tensor"))
     for name, module in model.named_modules():
         if "attention" in type(module).__name__.lower() and "cross" not in type(module).__name__.lower():
             _look(seen, config, name, module)
-    return _facts(seen)
+    facts = _facts(seen)
+    stated = {name for name, field in STATED_BY.items() if getattr(config, field, None) is not None}
+    return {name: fact for name, fact in facts.items() if name not in stated}
 
 
 def _look(seen: _Seen, config: Any, name: str, module: Any) -> None:
@@ -46,10 +61,11 @@ def _look(seen: _Seen, config: Any, name: str, module: Any) -> None:
     kinds = getattr(config, "layer_types", None)
     index = getattr(module, "layer_idx", None)
     kind = meaning(kinds[index], "layer_types") if kinds and isinstance(index, int) and index < len(kinds) else ""
-    scale, width = getattr(module, "scaling", None), getattr(module, "head_dim", None)
-    if isinstance(scale, (int, float)):
-        seen.scales.add(float(scale))
-        seen.inverse_widths.add(1.0 / width if isinstance(width, int) and width > 1 else 0.0)
+    width = next((size for name in WIDTHS if isinstance(size := getattr(module, name, None), int)), 0)
+    scale = getattr(module, "scaling", None)
+    if isinstance(scale, (int, float)) or _is_unscaled(module):
+        seen.scales.add(float(scale) if isinstance(scale, (int, float)) else 1.0)
+        seen.widths.add(width)
     if isinstance(getattr(module, "is_causal", None), bool):
         seen.causal.add(module.is_causal)
     own = [part for part, value in module.named_parameters(recurse=False) if "sink" in part and value is not None]
@@ -57,6 +73,14 @@ def _look(seen: _Seen, config: Any, name: str, module: Any) -> None:
     ratio = _kv_ratio(config, module, width)
     if ratio is not None:
         seen.kv_ratios.setdefault(kind, set()).add(ratio)
+
+
+def _is_unscaled(module: Any) -> bool:
+    """Whether a self-attention module's code never scales its scores (GPT-Neo, T5's copies)."""
+    if not any(hasattr(module, name) for name in ("k_proj", "k", "key")):
+        return False
+    code = inspect.getsource(type(module))
+    return "matmul" in code and not any(word in code for word in ("scal", "sqrt", "0.5", "attention_interface"))
 
 
 def _kv_ratio(config: Any, module: Any, width: Any) -> float | None:
@@ -78,10 +102,16 @@ def _facts(seen: _Seen) -> dict[str, Any]:
         facts["sink"] = [""] if every else sorted(kind for kind, has in seen.sinks.items() if has)
     if seen.scales == {1.0}:
         facts["scale"] = 1.0
-    elif seen.scales and seen.scales == seen.inverse_widths:
-        facts["scale_power"] = -1.0
+    elif len(seen.widths) == 1 and len(seen.scales) == 1 and (width := max(seen.widths)) > 1:
+        times = round(max(seen.scales) * width**0.5, 6)
+        if times == round(width**-0.5, 6):
+            facts["scale_power"] = -1.0
+        elif times == round(2**0.5, 6):
+            facts["scale_times"] = 2**0.5
     if seen.causal == {False}:
         facts["causal"] = False
+    if seen.alibi:
+        facts["position_bias"] = "alibi"
     if seen.relative:
         facts["position_bias"] = "relative"
     doubled = {kind: int(min(ratios)) for kind, ratios in seen.kv_ratios.items() if kind == SLIDING and ratios == {2.0}}

@@ -19,7 +19,8 @@ def read_scale(layer: LayerView, head_dim: int, is_mla: bool) -> float:
         return float(fixed) if isinstance(fixed, (int, float)) else 1.0
     known = layer.fields.known.facts.get("scale_power")
     power = known if isinstance(known, float) else -0.5
-    scale: float = head_dim**power * (_yarn_correction(layer) if is_mla else 1.0)
+    times = layer.fields.known.facts.get("scale_times")
+    scale: float = head_dim**power * (times if isinstance(times, float) else 1.0) * (_yarn_correction(layer) if is_mla else 1.0)
     return scale / (layer.layer_id + 1) if layer.fields.flag("scale_attn_by_inverse_layer_idx") else scale
 
 

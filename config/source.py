@@ -39,12 +39,13 @@ class Level:
     A field is read from the source the first time it is asked for and remembered. Nothing is written to the source.
     """
 
-    __slots__ = ("_children", "_known", "_nested_type", "_read", "_source", "path")
+    __slots__ = ("_children", "_known", "_nested_type", "_read", "_source", "_views", "path")
 
     def __init__(self, source: object, path: str = "", nested_type: str | None = None) -> None:
         self._source = source
         self._nested_type = nested_type
         self._known: KnownType | None = None
+        self._views: list[object] | None = None
         self._read: dict[str, object] = {}
         self._children: dict[str, Level | None] = {}
         self.path = path
@@ -66,10 +67,15 @@ class Level:
             self._read[name] = self._fetch(name)
         return self._read[name]
 
-    def renamed(self, name: str) -> object:
-        """The value under the name that this type gives to a common field, or MISSING."""
-        other = self.known.renamed.get(name)
-        return self.stated(other) if other else MISSING
+    def given(self, name: str) -> object:
+        """The value that the source gives under this name, or under the one its type has for it; MISSING without either."""
+        value = self.stated(name)
+        other = self.known.renamed.get(name) if value is MISSING else None
+        return self.stated(other) if other else value
+
+    def computes(self, name: str) -> bool:
+        """Whether the source's class computes this field from others, so that it says nothing of its own."""
+        return isinstance(getattr(type(self._source), name, None), property)
 
     def default(self, name: str) -> object:
         """What transformers fills in where the source gives nothing, or MISSING."""
@@ -78,10 +84,8 @@ class Level:
 
     def read(self, name: str) -> object:
         """The stated value, else the default, else MISSING."""
-        for value in (self.stated(name), self.renamed(name)):
-            if value is not MISSING:
-                return value
-        return self.default(name)
+        value = self.given(name)
+        return self.default(name) if value is MISSING else value
 
     def _fetch(self, name: str) -> object:
         if isinstance(self._source, Mapping):
@@ -99,13 +103,19 @@ class Level:
     def _fetch_per_layer(self, name: str, error: Exception) -> object:
         """A field that differs by layer cannot be read from a heterogeneous object; its layers' own configs can."""
         try:
-            views = self.stated("per_layer_config")
-            if isinstance(views, (_Missing, Mapping)):
-                raise TypeError("no per-layer configs")
-            return PerLayerValues(getattr(views[layer], name, None) for layer in range(len(views)))  # type: ignore[index,arg-type]
+            return PerLayerValues(getattr(view, name, None) for view in self._layer_views())
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
             message = f"{self.describe(name)} cannot be read: {type(error).__name__}: {error}"
             raise ConfigError(f"{message}. Repair the config object, or pass its config.json") from error
+
+    def _layer_views(self) -> list[object]:
+        """The configs of the single layers, made once; TypeError where the source has none."""
+        if self._views is None:
+            views = self.stated("per_layer_config")
+            if isinstance(views, (_Missing, Mapping)):
+                raise TypeError("there are no per-layer configs to ask instead")
+            self._views = [views[layer] for layer in range(len(views))]  # type: ignore[index,arg-type]
+        return self._views
 
     def child(self, name: str) -> Level | None:
         """The nested config under this name, stated or filled in; None where there is none."""
@@ -120,9 +130,9 @@ class Level:
         kind = str(nested["type"]) if nested else None
         if isinstance(value, Mapping) or not isinstance(value, (*_PLAIN, _Missing, PerLayerValues)):
             level = Level(value, path)
-            own = level.stated("model_type")
-            known_own = isinstance(own, str) and known_type(own) is not NOTHING
-            return Level(value, path, kind) if kind and (nested["fixed"] or not known_own) else level
+            if kind and (nested["fixed"] or level.known is NOTHING):
+                level._known = known_type(kind)
+            return level
         if kind and not (value is None and nested.get("optional")):
             given = nested.get("given", {})
             return Level({"model_type": kind, **(given if isinstance(given, Mapping) else {})}, path, kind)

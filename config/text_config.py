@@ -16,7 +16,7 @@ from .source import MISSING, Level
 THINKER = "thinker_config"
 NESTED = ("text_config", "language_config", "llm_config", "vlm_config")
 DECODERS = ("decoder", "decoder_config", "generator")
-_FLAT_TRAITS = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
+_NOT_FLAT = frozenset({"model_type", "architectures", "dtype", "torch_dtype", "tie_word_embeddings", "transformers_version"})
 _TRAITS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 
 
@@ -31,8 +31,9 @@ def locate_text(root: Level) -> list[Level]:
 
 
 def _is_flat(level: Level, inner: Level) -> bool:
-    """The old flat form: text fields beside the vision config, in a type that hands them down to a text config nobody states."""
-    return "flat" in level.known.facts and not level.states(inner.path.rpartition(".")[2]) and _states(level, _FLAT_TRAITS)
+    """The old flat form: text fields beside the vision config, in a type that hands them down to its text config."""
+    stated = level.states(inner.path.rpartition(".")[2])
+    return "flat" in level.known.facts and not stated and not _NOT_FLAT.issuperset(level.names())
 
 
 def _step(level: Level) -> Level | None:
@@ -78,8 +79,4 @@ def _text_child(level: Level, name: str) -> Level | None:
 
 def _states_layers(level: Level) -> bool:
     """Whether the level itself says how many layers, heads or channels the model has."""
-    return _states(level, _TRAITS)
-
-
-def _states(level: Level, fields: tuple[str, ...]) -> bool:
-    return any(level.states(name) for field in fields for name in SPELLINGS[field])
+    return any(level.states(name) for field in _TRAITS for name in SPELLINGS[field])
