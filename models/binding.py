@@ -15,7 +15,6 @@ from .interface import AttentionCall
 
 if TYPE_CHECKING:
     from hal.common.attention import Attention
-
     from hal.common.kernels import IndexInputs
     from hal.common.step import StepMetadata
 

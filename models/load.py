@@ -26,7 +26,7 @@ from .interface import BINDING, NAME, register
 from .loader import load_weights
 from .model import Model
 from .probe import bind_modules, up_projections
-from .support import check_supported
+from .support import check_rope, check_supported
 from .text import read_tokenizer
 from .verdict import CheckpointPlan
 
@@ -53,9 +53,10 @@ def load(
     """
     folder = Path(path)
     config, shape = read_model(folder)
-    serving = _plan(shape, _find_device(device), dtype, backend, parallel, limits)
     empty = build_module(config)
-    check_supported(empty, shape, serving.limits)
+    check_supported(empty, shape)
+    serving = _plan(shape, _find_device(device), dtype, backend, parallel, limits)
+    check_rope(empty, serving.limits)
     index = read_index(folder)
     report = plan_tensors(index, empty, shape)
     report.raise_if_bad(strict)
@@ -81,8 +82,9 @@ def attach(
     The module itself is changed (deepcopy it to keep a plain one): its attention then works only through the Model.
     """
     shape = read_shape(module.config)
+    check_supported(module, shape)
     serving = _plan(shape, _device_of(module), module.dtype, backend, None, limits)
-    check_supported(module, shape, serving.limits)
+    check_rope(module, serving.limits)
     return _start(module, serving, num_blocks, tokenizer=tokenizer)
 
 

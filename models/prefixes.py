@@ -20,9 +20,10 @@ class PrefixRule:
     add: str
 
     def apply(self, key: str) -> str | None:
-        """The renamed key, None where the rule does not apply or would leave only a leaf name."""
+        """The renamed key, None where the rule does not apply or would rename a leaf or a list instead of a wrapper."""
         rest = key if not self.strip else key.removeprefix(f"{self.strip}.")
-        if (self.strip and rest == key) or "." not in rest:
+        first, _, inner = rest.partition(".")
+        if (self.strip and rest == key) or not inner or first.isdigit():
             return None
         return f"{self.add}.{rest}" if self.add else rest
 

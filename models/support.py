@@ -16,7 +16,7 @@ GROWING_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary kinds whose frequencies depend on the longest position of a whole batch."""
 
 
-def check_supported(module: PreTrainedModel, shape: ModelShape, limits: Limits) -> None:
+def check_supported(module: PreTrainedModel, shape: ModelShape) -> None:
     """Nothing, or UnsupportedModelError that names the module or layer and why it cannot run on hal attention."""
     name = type(module).__name__
     if not module._supports_attention_backend:
@@ -30,7 +30,6 @@ def check_supported(module: PreTrainedModel, shape: ModelShape, limits: Limits) 
         reason = _why_not(layer)
         if reason:
             raise UnsupportedModelError(f"{name}, layer {layer.layer_id}: {reason}")
-    _check_rope(module, limits)
 
 
 def _why_not(layer: LayerShape) -> str:
@@ -47,7 +46,8 @@ def _why_not(layer: LayerShape) -> str:
     return ""
 
 
-def _check_rope(module: torch.nn.Module, limits: Limits) -> None:
+def check_rope(module: torch.nn.Module, limits: Limits) -> None:
+    """Nothing, or UnsupportedModelError where one long request of a step would change the positions of its neighbours."""
     for child in module.modules():
         original = getattr(child, "original_max_seq_len", None)
         if getattr(child, "rope_type", None) in GROWING_ROPE and original and limits.max_model_len > original:

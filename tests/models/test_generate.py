@@ -1,0 +1,146 @@
+"""Prompts, pages, settings and streaming of Model.generate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from hal.common.errors import CapacityError
+from hal.common.limits import Limits
+from hal.config import HalError
+from hal.models import GenerationError, Model, attach
+
+from . import oracle, tiny
+
+
+@pytest.fixture(scope="module")
+def module() -> PreTrainedModel:
+    return tiny.build(tiny.llama())
+
+
+@pytest.fixture
+def model(module: PreTrainedModel) -> Model:
+    return oracle.run_on_hal(module)
+
+
+def small_pool(num_blocks: int) -> Model:
+    limits = Limits(max_model_len=128, max_num_seqs=4, max_num_batched_tokens=32, block_size=16)
+    return attach(tiny.build(tiny.llama()), limits=limits, num_blocks=num_blocks)
+
+
+def all_free(model: Model) -> bool:
+    return model.attention.pages.num_free == model.attention.pages.num_pages
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "words"),
+    [
+        ([[]], {}, "prompt 0 is empty"),
+        ([[1], []], {}, "prompt 1 is empty"),
+        ([""], {}, "no tokenizer"),
+        ("text", {}, "list of prompts"),
+        ([[1, 128]], {}, "token 128"),
+        ([[1, -1]], {}, "token -1"),
+        ([[1]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ([[1]], {"temperature": -1.0}, "temperature is -1.0"),
+        ([[1]], {"temperature": float("nan")}, "temperature is nan"),
+        ([[1]], {"top_p": 0.0}, "top_p is 0.0"),
+        ([[1] * 120], {"max_new_tokens": 20}, "max_model_len is 128"),
+    ],
+)
+def test_bad_requests_are_refused_with_their_values(model: Model, prompts, settings, words: str) -> None:
+    with pytest.raises(GenerationError, match=words) as caught:
+        model.generate(prompts, **settings)
+    assert isinstance(caught.value, HalError | ValueError)
+    assert all_free(model)
+
+
+def test_a_pool_too_small_is_refused_with_the_number_that_would_do() -> None:
+    model = small_pool(num_blocks=3)
+    with pytest.raises(CapacityError, match=r"needs 4 pages of 16 tokens, the pool has 3; open it with 4 pages"):
+        model.generate([[1] * 10, [1] * 45], 10)
+    assert all_free(model)
+    assert small_pool(num_blocks=4).generate([[1] * 45], 10)
+
+
+def test_prompts_that_do_not_fit_together_wait_for_each_other(module: PreTrainedModel) -> None:
+    prompts = oracle.random_prompts([40, 30, 20, 10, 35], seed=7)
+    expected = [oracle.run_on_hal(module).generate([prompt], 6)[0].tokens for prompt in prompts]
+    model = small_pool(num_blocks=4)
+    assert [generation.tokens for generation in model.generate(prompts, 6)] == expected
+    assert all_free(model)
+
+
+def test_more_prompts_than_sequences_keep_their_order(module: PreTrainedModel) -> None:
+    model = oracle.run_on_hal(module, max_num_seqs=2, max_num_batched_tokens=7)
+    prompts = oracle.random_prompts([9, 2, 30, 1, 5], seed=8)
+    expected = [oracle.run_on_hal(module).generate([prompt], 5)[0].tokens for prompt in prompts]
+    assert [generation.tokens for generation in model.generate(prompts, 5)] == expected
+
+
+def test_an_end_token_ends_one_prompt_and_not_the_others(model: Model) -> None:
+    prompts = oracle.random_prompts([8, 12], seed=9)
+    plain = model.generate(prompts, 10)
+    end = plain[0].tokens[3]
+    first, second = model.generate(prompts, 10, eos_token_ids=[end])
+    assert first.tokens == plain[0].tokens[: plain[0].tokens.index(end) + 1]
+    assert first.finish_reason == "eos"
+    assert second.tokens == plain[1].tokens or second.finish_reason == "eos"
+
+
+def test_end_tokens_come_from_the_generation_config(model: Model) -> None:
+    model.module.generation_config.eos_token_id = [5, 7]
+    assert model.eos_token_ids == {5, 7}
+    model.module.generation_config.eos_token_id = 3
+    assert model.eos_token_ids == {3}
+
+
+def test_tokens_are_streamed_in_order_as_they_come(model: Model) -> None:
+    streamed: dict[int, list[int]] = {0: [], 1: []}
+    generations = model.generate([[1, 2, 3], [4]], 6, on_token=lambda prompt, token: streamed[prompt].append(token))
+    assert [tuple(streamed[0]), tuple(streamed[1])] == [generation.tokens for generation in generations]
+
+
+def test_pages_come_back_when_a_callback_fails(model: Model) -> None:
+    def fail(prompt: int, token: int) -> None:
+        raise RuntimeError("reader gone")
+
+    with pytest.raises(RuntimeError, match="reader gone"):
+        model.generate([[1, 2, 3], [4] * 40], 6, on_token=fail)
+    assert all_free(model)
+
+
+def test_a_seed_makes_sampling_repeatable_whatever_the_batch(model: Model) -> None:
+    prompts = oracle.random_prompts([8, 12, 5], seed=10)
+    settings = {"temperature": 1.5, "top_p": 0.9, "seed": 4}
+    first = model.generate(prompts, 8, **settings)
+    assert first == model.generate(prompts, 8, **settings)
+    assert first[0] == model.generate(prompts[:1], 8, **settings)[0]
+    assert first != model.generate(prompts, 8, **(settings | {"seed": 5}))
+
+
+def test_a_narrow_nucleus_is_greedy(model: Model) -> None:
+    prompts = oracle.random_prompts([8, 12], seed=11)
+    assert model.generate(prompts, 8, temperature=1.0, top_p=1e-6, seed=0) == model.generate(prompts, 8)
+
+
+def test_sampling_draws_from_the_tempered_distribution(module: PreTrainedModel) -> None:
+    from hal.models.sampling import Sampling, choose_tokens
+
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    sampling = Sampling(temperature=2.0, top_p=0.85, seed=0)
+    source = sampling.generator(0)
+    drawn = [choose_tokens(logits, sampling, [source])[0] for _ in range(4000)]
+    share = torch.bincount(torch.tensor(drawn), minlength=4) / len(drawn)
+    kept = torch.softmax(logits[0] / 2.0, dim=-1)
+    kept[3] = 0.0
+    torch.testing.assert_close(share, kept / kept.sum(), atol=0.03, rtol=0.0)
+
+
+def test_only_the_asked_rows_of_logits_are_computed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    head = model.module.lm_head.forward
+    monkeypatch.setattr(model.module.lm_head, "forward", lambda hidden: (rows.append(hidden.shape[1]), head(hidden))[1])
+    model.generate(oracle.random_prompts([30, 10], seed=12), 3)
+    assert rows == [2, 2, 2]
