@@ -1,10 +1,145 @@
-"""Looking for this platform's devices."""
+"""AMD GPUs as the kernel driver's files show them, then as the management libraries do: no compute context is created."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from hal.common.arch import read_archs
+from hal.common.vendor.probing import Findings, Found, Row, parse_visible, place_rows, probe_quietly
 
-def probe() -> tuple[list[dict[str, Any]], list[str]]:
-    """No rows: looking for devices of this platform is not written yet, and the finding says so."""
-    return [], ["looking for devices is not written yet; plan for one with Device.from_arch"]
+# Names of the files and their fields: the Linux kernel's documentation of the amdkfd driver.
+TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+FILTERS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+ALIASES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+
+
+def probe() -> Found:
+    """One row per visible GPU, and sentences on what was looked for; never raises."""
+    return probe_quietly(_look, "AMD devices")
+
+
+def _look() -> Found:
+    findings = Findings()
+    sources: tuple[tuple[str, Callable[[Findings], list[Row]]], ...] = (
+        ("the kernel driver's topology", _read_topology),
+        ("amdsmi", _read_amdsmi),
+        ("pyrsmi", _read_pyrsmi),
+    )
+    rows: list[Row] = []
+    for what, read in sources:
+        rows = findings.attempt(what, partial(read, findings)) or []
+        if rows:
+            break
+    visible = [rows[index] for index in _visible(rows, findings)]
+    placed = place_rows(_known(visible, findings), "cuda", "hip", findings)
+    return [{key: value for key, value in row.items() if key != "uuid"} for row in placed], findings.sentences
+
+
+def _visible(rows: list[Row], findings: Findings) -> list[int]:
+    """The second variable counts what the first one left."""
+    chosen = list(range(len(rows)))
+    given = [name for name in FILTERS if name in os.environ]
+    for name in given if rows else ():
+        kept, remark = parse_visible(os.environ[name], [rows[index]["uuid"] for index in chosen])
+        chosen = [chosen[index] for index in kept]
+        if remark:
+            findings.add(f"{name}: {remark}")
+    if len(given) == len(FILTERS):
+        findings.add(f"{' and '.join(given)} are both set: devices are filtered twice, the second counting what the first left")
+    for name in ALIASES:
+        if name in os.environ:
+            findings.add(f"{name} is set; some releases of ROCm read it as HIP_VISIBLE_DEVICES, which is not followed here")
+    return chosen
+
+
+def _known(rows: list[Row], findings: Findings) -> list[Row]:
+    archs = {row.name: row for row in read_archs("hal.rocm")}
+    for row in rows:
+        if row["arch"] not in archs:
+            findings.add(f"{row['name'] or 'a device'} is of arch {row['arch']}, which is not in the table: {', '.join(archs)}")
+    known = [row for row in rows if row["arch"] in archs]
+    return [{**row, "name": row["name"] or archs[row["arch"]].sample_part, "fp8": archs[row["arch"]].fp8} for row in known]
+
+
+def _read_topology(findings: Findings) -> list[Row]:
+    nodes = sorted(TOPOLOGY.iterdir(), key=lambda node: int(node.name)) if TOPOLOGY.is_dir() else []
+    if not nodes:
+        findings.add(f"{TOPOLOGY} has no nodes: the kernel driver is not loaded")
+    rows = []
+    for node in nodes:
+        fields = findings.attempt(f"node {node.name}", partial(_read_fields, node / "properties")) or {}
+        if fields.get("simd_count", 0) and fields.get("gfx_target_version", 0):
+            rows.append(_describe_node(node, fields, findings))
+    return rows
+
+
+def _describe_node(node: Path, fields: dict[str, int], findings: Findings) -> Row:
+    banks = node / "mem_banks"
+    memory = findings.attempt(
+        f"memory of node {node.name}",
+        lambda: sum(_read_fields(bank / "properties").get("size_in_bytes", 0) for bank in banks.iterdir()),
+    )
+    return {
+        "arch": name_target(fields["gfx_target_version"]),
+        "name": "",
+        "memory_bytes": memory or None,
+        "uuid": f"GPU-{fields.get('unique_id', 0):016x}",
+    }
+
+
+def name_target(version: int) -> str:
+    """The arch of a packed version: 90402 is gfx942, 90010 is gfx90a."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _read_fields(path: Path) -> dict[str, int]:
+    lines = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2}
+
+
+def _read_amdsmi(findings: Findings) -> list[Row]:
+    import amdsmi
+
+    amdsmi.amdsmi_init()
+    try:
+        handles = amdsmi.amdsmi_get_processor_handles()
+        return [row for handle in handles if (row := _describe_handle(amdsmi, handle, findings)) is not None]
+    finally:
+        findings.attempt("amdsmi shutdown", amdsmi.amdsmi_shut_down)
+
+
+def _describe_handle(amdsmi: Any, handle: Any, findings: Findings) -> Row | None:
+    asic = findings.attempt("amdsmi", lambda: amdsmi.amdsmi_get_gpu_asic_info(handle))
+    if asic is None:
+        return None
+    arch = str(asic.get("target_graphics_version", "")).partition(":")[0]
+    vram = findings.attempt("amdsmi", lambda: amdsmi.amdsmi_get_gpu_vram_info(handle)) or {}
+    mebibytes = vram.get("vram_size")
+    serial = str(asic.get("asic_serial", "")).removeprefix("0x")
+    return {
+        "arch": arch,
+        "name": str(asic.get("market_name", "")),
+        "memory_bytes": mebibytes * 2**20 if isinstance(mebibytes, int) and mebibytes > 0 else None,
+        "uuid": f"GPU-{serial.lower()}",
+    }
+
+
+def _read_pyrsmi(findings: Findings) -> list[Row]:
+    """No rows: this library names devices and not their archs, so all it can do is say that they are here."""
+    from pyrsmi import rocml
+
+    # Getters answer with 0 and "" before this, so that a failure would look like a machine without devices.
+    rocml.smi_initialize()
+    try:
+        count = rocml.smi_get_device_count()
+        names = [rocml.smi_get_device_name(index) for index in range(max(count, 0))]
+    finally:
+        findings.attempt("pyrsmi shutdown", rocml.smi_shutdown)
+    if names:
+        listed = ", ".join(name or "unnamed" for name in names)
+        findings.add(f"pyrsmi lists {len(names)} devices ({listed}) without their archs: nothing can be planned for them")
+    return []

@@ -1,0 +1,145 @@
+"""What probing any vendor's devices takes: a time limit, silence, visibility variables, and how torch was built."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import sys
+import threading
+from ast import AnnAssign, Assign, Constant, Name, parse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+Row = dict[str, Any]
+Found = tuple[list[Row], list[str]]
+Value = TypeVar("Value")
+
+SECONDS = 2.0
+_NUMBER = re.compile(r"\s*([+-]?\d+)")
+
+
+def probe_quietly(look: Callable[[], Found], what: str, seconds: float = SECONDS) -> Found:
+    """What `look` finds, its prints swallowed; no rows and a finding where it raises, or has no answer in time."""
+    answer: list[Found] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answer.append(look())
+        except BaseException as error:  # noqa: BLE001 - carried over to the caller's thread
+            failure.append(error)
+
+    # A driver that hangs cannot be interrupted, only left behind: hence a thread that nobody waits for at exit.
+    thread = threading.Thread(target=run, daemon=True, name=f"hal probe of {what}")
+    with contextlib.redirect_stdout(io.StringIO()):
+        thread.start()
+        thread.join(seconds)
+    if answer:
+        return answer[0]
+    if not failure:
+        return [], [f"{what}: no answer within {seconds:g} s"]
+    if isinstance(failure[0], (KeyboardInterrupt, SystemExit)):
+        raise failure[0]
+    return [], [f"{what}: {describe_error(failure[0])}"]
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception as a finding: "Type: message"."""
+    return f"{type(error).__name__}: {error}"
+
+
+@dataclass(slots=True)
+class Findings:
+    """Sentences collected on the way; attempt() turns what raises into one."""
+
+    sentences: list[str] = field(default_factory=list)
+
+    def add(self, sentence: str) -> None:
+        """One more sentence, unless it is there already."""
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+
+    def attempt(self, what: str, look: Callable[[], Value]) -> Value | None:
+        """What `look` returns, or None and a finding where it raises."""
+        try:
+            return look()
+        except Exception as error:  # noqa: BLE001 - vendors' libraries raise anything
+            self.add(f"{what}: {describe_error(error)}")
+            return None
+
+
+def parse_visible(value: str, identifiers: Sequence[str]) -> tuple[list[int], str]:
+    """The devices, by index, that a list of indices or identifier prefixes leaves visible, and a remark or "".
+
+    The rules are the drivers': an index is read as C reads it ("1abc" is 1), the first entry that names no device ends the
+    list, a mix of indices and identifiers ends it too, a repeated device hides all, and an empty value hides all.
+    """
+    chosen: list[int] = []
+    by_name: bool | None = None
+    for entry in value.split(",") if value.strip() else []:
+        is_name = not _NUMBER.match(entry)
+        if by_name is not None and is_name != by_name:
+            return chosen, f"the list {value!r} mixes indices and identifiers, which ends it at {entry.strip()!r}"
+        by_name = is_name
+        index = _find_device(entry.strip(), identifiers)
+        if index is None:
+            return chosen, f"the list {value!r} ends at {entry.strip()!r}, which names no device"
+        if index in chosen:
+            return [], f"the list {value!r} names device {index} twice, which hides all devices"
+        chosen.append(index)
+    return chosen, "" if chosen else f"the list {value!r} hides all devices"
+
+
+def _find_device(entry: str, identifiers: Sequence[str]) -> int | None:
+    number = _NUMBER.match(entry)
+    if number is not None:
+        index = int(number.group(1))
+        return index if 0 <= index < len(identifiers) else None
+    matching = [i for i, identifier in enumerate(identifiers) if entry and identifier.lower().startswith(entry.lower())]
+    return matching[0] if len(matching) == 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchBuild:
+    """Which accelerators a torch was built for: a version each, or None."""
+
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+    xpu: str | None = None
+
+
+def read_torch_build(findings: Findings) -> TorchBuild | None:
+    """How the installed torch was built, from its loaded version module or the file itself: it is never imported here."""
+    loaded = getattr(sys.modules.get("torch"), "version", None)
+    if loaded is not None:
+        names = {name: getattr(loaded, name, None) for name in ("cuda", "hip", "xpu")}
+        return TorchBuild(version=str(getattr(loaded, "__version__", "unknown")), **names)
+    spec = findings.attempt("torch", lambda: importlib.util.find_spec("torch"))
+    if spec is None or not spec.origin:
+        return None
+    return findings.attempt("torch's version file", lambda: _parse_version(Path(spec.origin or "").parent / "version.py"))
+
+
+def _parse_version(path: Path) -> TorchBuild:
+    values: dict[str, Any] = {}
+    for statement in parse(path.read_text(encoding="utf-8")).body:
+        target = statement.targets[0] if isinstance(statement, Assign) else getattr(statement, "target", None)
+        if isinstance(statement, (Assign, AnnAssign)) and isinstance(target, Name) and isinstance(statement.value, Constant):
+            values[target.id] = statement.value.value
+    names = {name: values.get(name) for name in ("cuda", "hip", "xpu")}
+    return TorchBuild(version=str(values.get("__version__", "unknown")), **names)
+
+
+def place_rows(rows: Sequence[Row], device_type: str, built_for: str, findings: Findings) -> list[Row]:
+    """The rows with torch's names of the devices, in order; None, and a finding, where torch cannot use them."""
+    build = read_torch_build(findings) if rows else None
+    usable = build is not None and getattr(build, built_for) is not None
+    if rows and not usable:
+        have = f"torch {build.version} is built without {built_for}" if build is not None else "torch is not installed"
+        findings.add(f"{len(rows)} devices are here and {have}: they can be planned for, not used")
+    return [{**row, "index": i, "torch_device": f"{device_type}:{i}" if usable else None} for i, row in enumerate(rows)]

@@ -1,0 +1,134 @@
+"""AMD GPUs by way of the kernel driver's files, amdsmi and pyrsmi."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hal.rocm.probe import name_target, probe
+
+from .fakes import GIB, make_amdsmi, make_pyrsmi, make_torch
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def topology(tmp_path: Path) -> Callable[..., None]:
+    """Nodes of the kernel driver: a processor, then GPUs by packed version."""
+
+    def write(*versions: int) -> None:
+        for node, version in enumerate((0, *versions)):
+            folder = tmp_path / "kfd" / str(node)
+            (folder / "mem_banks" / "0").mkdir(parents=True)
+            lines = {"simd_count": 304 if version else 0, "gfx_target_version": version, "unique_id": node}
+            (folder / "properties").write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
+            (folder / "mem_banks" / "0" / "properties").write_text(f"size_in_bytes {node * GIB}\n")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (90500, "gfx950"), (110000, "gfx1100"), (120001, "gfx1201")]
+)
+def test_packed_version(version: int, name: str) -> None:
+    assert name_target(version) == name
+
+
+def test_topology_alone_suffices(topology: Callable[..., None], install: Install) -> None:
+    topology(90402, 120001)
+    install(torch=make_torch(hip="7.0"))
+    rows, findings = probe()
+    assert [(row["arch"], row["fp8"], row["memory_bytes"], row["torch_device"]) for row in rows] == [
+        ("gfx942", "e4m3fnuz", GIB, "cuda:0"),
+        ("gfx1201", "e4m3fn", 2 * GIB, "cuda:1"),
+    ]
+    assert findings == []
+    assert set(rows[0]) == {"arch", "name", "memory_bytes", "fp8", "index", "torch_device"}
+
+
+def test_torch_for_another_vendor_leaves_devices_for_planning(topology: Callable[..., None], install: Install) -> None:
+    topology(90402)
+    install(torch=make_torch(cuda="12.9"))
+    rows, findings = probe()
+    assert [row["torch_device"] for row in rows] == [None]
+    assert "built without hip" in findings[0]
+
+
+@pytest.mark.parametrize(
+    ("rocr", "hip", "archs"),
+    [
+        ("1", None, ["gfx1201"]),
+        (None, "1,0", ["gfx1201", "gfx942"]),
+        ("1", "0", ["gfx1201"]),
+        ("1", "1", []),
+        ("GPU-0000000000000002", None, ["gfx1201"]),
+        ("", None, []),
+    ],
+)
+def test_visibility(
+    topology: Callable[..., None],
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    rocr: str | None,
+    hip: str | None,
+    archs: list[str],
+) -> None:
+    topology(90402, 120001)
+    install(torch=make_torch(hip="7.0"))
+    for name, value in (("ROCR_VISIBLE_DEVICES", rocr), ("HIP_VISIBLE_DEVICES", hip)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    rows, findings = probe()
+    assert [row["arch"] for row in rows] == archs
+    assert any("filtered twice" in finding for finding in findings) == (rocr is not None and hip is not None)
+
+
+def test_alias_is_told_and_not_followed(topology: Callable[..., None], install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology(90402, 120001)
+    install(torch=make_torch(hip="7.0"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    rows, findings = probe()
+    assert len(rows) == 2
+    assert "CUDA_VISIBLE_DEVICES is set" in findings[0]
+
+
+def test_amdsmi_where_the_driver_shows_no_files(install: Install) -> None:
+    install(amdsmi=make_amdsmi("gfx950:sramecc+", "gfx1030"), torch=make_torch(hip="7.0"))
+    rows, findings = probe()
+    assert [(row["arch"], row["name"], row["memory_bytes"]) for row in rows] == [("gfx950", "Card 0", GIB)]
+    assert any("gfx1030, which is not in the table" in finding for finding in findings)
+
+
+def test_pyrsmi_names_devices_and_no_more(install: Install) -> None:
+    install(**make_pyrsmi("MI300X", ""))
+    rows, findings = probe()
+    assert rows == []
+    assert "2 devices (MI300X, unnamed)" in findings[-1]
+
+
+@pytest.mark.parametrize("error", [KeyError("libamd_smi.so"), RuntimeError("amdgpu is not loaded"), OSError("gone")])
+def test_odd_errors_are_findings(
+    install: Install,
+    raise_on_import: Callable[[str, BaseException], None],
+    error: Exception,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    raise_on_import("amdsmi", error)
+    install(**make_pyrsmi(error=error))
+    rows, findings = probe()
+    text = f"{type(error).__name__}: {error}"
+    assert rows == []
+    assert f"amdsmi: {text}" in findings
+    assert f"pyrsmi: {text}" in findings
+    assert capsys.readouterr().out == ""
+
+
+def test_node_that_cannot_be_read_costs_itself_alone(topology: Callable[..., None], install: Install, tmp_path: Path) -> None:
+    topology(90402, 90402)
+    (tmp_path / "kfd" / "1" / "properties").write_text("simd_count many\n")
+    install(torch=make_torch(hip="7.0"))
+    rows, findings = probe()
+    assert len(rows) == 1
+    assert findings[0].startswith("node 1: ValueError")
