@@ -38,12 +38,12 @@ def read_signatures() -> tuple[RecordedSignature, ...]:
 def parse_parameters(text: str) -> inspect.Signature:
     """The signature of "a, b=1, *, c=None"; ValueError where it is no parameter list."""
     try:
-        (definition,) = ast.parse(f"def recorded({text}): ...").body
+        body = ast.parse(f"def recorded({text}): ...").body
     except SyntaxError as error:
         raise ValueError(f"{text!r} is not a list of parameters: {error}") from error
-    if not isinstance(definition, ast.FunctionDef):
+    if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
         raise ValueError(f"{text!r} is not a list of parameters")
-    return inspect.Signature(list(_parameters(definition.args)))
+    return inspect.Signature(_parameters(body[0].args))
 
 
 def _parameters(listed: ast.arguments) -> list[inspect.Parameter]:

@@ -1,0 +1,91 @@
+"""Opening an adapter: its library is loaded then, and what goes wrong is a typed error with its cause."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from hal.common.device import Device
+from hal.common.errors import BackendError
+from hal.common.opened import kernels
+from hal.matrix.signatures import read_signatures
+from hal.testing.fakes import installed, make_fakes
+
+SIGNATURES = read_signatures()
+
+
+def device(arch: str) -> Device:
+    return Device.from_arch(arch, torch_device="cpu")
+
+
+def fakes(arch: str, **libraries: str) -> dict[str, ModuleType]:
+    return make_fakes(SIGNATURES, arch=arch, libraries=libraries)
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "library"),
+    [
+        ("cuda:flash_attention", "sm_90", "flash_attn_3"),
+        ("rocm:aiter", "gfx942", "aiter"),
+        ("xpu:kernels", "pvc", "vllm_xpu_kernels"),
+        ("xpu:ipex", "pvc", "ipex"),
+    ],
+)
+def test_absent_library_is_named(backend: str, arch: str, library: str) -> None:
+    with pytest.raises(BackendError, match=f"{backend}.*needs.*{library}.*not installed"):
+        kernels(backend, device(arch))
+
+
+def test_library_that_imports_without_its_kernels_is_refused_with_its_reason() -> None:
+    modules = fakes("pvc", vllm_xpu_kernels="0.1.16.2")
+    modules["vllm_xpu_kernels.flash_attn_interface"].FA2_AVAILABLE = False
+    modules["vllm_xpu_kernels.flash_attn_interface"].FA2_UNAVAILABLE_REASON = "libze_loader.so.1: cannot open"
+    with installed(modules), pytest.raises(BackendError, match="libze_loader"):
+        kernels("xpu:kernels", device("pvc"))
+
+
+@pytest.mark.parametrize("error", [OSError("libcuda.so.1"), KeyError("lib"), RuntimeError("no driver")])
+def test_library_that_does_not_load_is_an_error_with_its_cause(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    class Finder:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+            if name == "flash_attn_interface":
+                raise error
+            return None
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(BackendError, match=f"does not load: {type(error).__name__}") as caught:
+        kernels("cuda:flash_attention", device("sm_90"))
+    assert caught.value.__cause__ is error
+
+
+def test_first_library_that_is_there_is_taken_and_the_next_is_not_touched() -> None:
+    with installed(fakes("sm_90", flash_attn_3="3.0.0")):
+        backend = kernels("cuda:flash_attention", device("sm_90"))
+        assert backend.choose_kernel("sparse_mla", "sparse_mla").library == "flash_attn_3"
+    assert "vllm" not in sys.modules
+    with installed(fakes("sm_90", vllm_flash_attn="0.33")):
+        backend = kernels("cuda:flash_attention", device("sm_90"))
+        assert backend.choose_kernel("sparse_mla", "sparse_mla").library == "vllm_flash_attn"
+
+
+def test_second_generation_serves_what_it_can_and_names_what_it_takes_for_the_rest() -> None:
+    with installed(fakes("sm_90", flash_attn="2.8.3")):
+        backend = kernels("cuda:flash_attention", device("sm_90"))
+        assert backend.choose_kernel("paged_attention", "attention").library == "flash_attn"
+        with pytest.raises(BackendError, match=r"no sparse_mla.*would take flash_attn_3 or vllm_flash_attn"):
+            backend.choose_kernel("sparse_mla", "sparse_mla")
+
+
+def test_namespace_of_another_generation_is_not_the_library() -> None:
+    """The fourth generation's distribution makes a package flash_attn that holds nothing of the second."""
+    with installed(fakes("sm_80", flash_attn_4="4.0.0b36")), pytest.raises(BackendError, match="not installed"):
+        kernels("cuda:flash_attention", device("sm_80"))
+
+
+def test_unknown_release_or_library_of_a_stand_in_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"recorded releases: 3.0.0"):
+        fakes("sm_90", flash_attn_3="1.0")
+    with pytest.raises(ValueError, match="no stand-in for 'magic'"):
+        fakes("sm_90", magic="1")
