@@ -8,6 +8,9 @@ import pytest
 
 from hal.common import registry as registry_module
 from hal.common.registry import backends, platforms
+from hal.common.software import Library
+
+from .fakes import make_backend, register
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +33,20 @@ def no_backends(registry: registry_module._Registry) -> registry_module._Registr
     """A registry with every platform and no backend."""
     registry.backends.clear()
     return registry
+
+
+@pytest.fixture
+def fleet(no_backends: object) -> None:
+    """A portable backend for everything and two vendors' on top of it."""
+    portable = make_backend("cuda:triton", rank={"*": 90}, sink=True, window=True, default_block_size=32)
+    fast = make_backend(
+        "cuda:fast",
+        base=portable,
+        rank={"sm_90": 1, "*": 5},
+        provides=frozenset({"paged_attention"}),
+        libraries=(Library(name="fast", distributions=("fast",)),),
+        head_dims=frozenset({64}),
+        default_block_size=64,
+    )
+    other = make_backend("cuda:other", base=portable, rank={"sm_90": 2, "sm_100": 0}, provides=frozenset({"paged_attention"}))
+    register(portable, fast, other)

@@ -86,3 +86,9 @@ def ask(layer: LayerShape | None = None, target: str = "cuda:sm_90", **changes: 
 def codes(reasons: tuple[hal.Reason, ...]) -> list[str]:
     """The codes of some reasons."""
     return [reason.code for reason in reasons]
+
+
+def register(*classes: type[Backend]) -> None:
+    """Register some backends."""
+    for cls in classes:
+        hal.register_backend(cls)

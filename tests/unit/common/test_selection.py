@@ -9,31 +9,9 @@ import pytest
 import hal
 from hal.common.software import Library
 
-from .fakes import ask, codes, gqa_layer, make_backend, mla_layer, sparse_layer
+from .fakes import ask, codes, gqa_layer, make_backend, mla_layer, register, sparse_layer
 
 pytestmark = pytest.mark.usefixtures("no_backends")
-
-
-def register(*classes: type[hal.Backend]) -> None:
-    for cls in classes:
-        hal.register_backend(cls)
-
-
-@pytest.fixture
-def fleet(no_backends: object) -> None:
-    """A portable backend for everything and two vendors' on top of it."""
-    portable = make_backend("cuda:triton", rank={"*": 90}, sink=True, window=True, default_block_size=32)
-    fast = make_backend(
-        "cuda:fast",
-        base=portable,
-        rank={"sm_90": 1, "*": 5},
-        provides=frozenset({"paged_attention"}),
-        libraries=(Library(name="fast", distributions=("fast",)),),
-        head_dims=frozenset({64}),
-        default_block_size=64,
-    )
-    other = make_backend("cuda:other", base=portable, rank={"sm_90": 2, "sm_100": 0}, provides=frozenset({"paged_attention"}))
-    register(portable, fast, other)
 
 
 @pytest.mark.usefixtures("fleet")
@@ -116,53 +94,6 @@ def test_a_page_size_of_hals_own_fits_the_interleave() -> None:
     register(make_backend("cuda:a", dcp=True, default_block_size=16))
     selection = hal.select(ask(parallel=hal.Parallel(dcp=2, interleave=24)))
     assert selection.block_size % 24 == 0
-
-
-@pytest.mark.usefixtures("fleet")
-class TestExplicit:
-    def test_an_argument_is_binding(self) -> None:
-        selection = hal.select(ask(), backend="cuda:triton")
-        assert (selection.backend, selection.source) == ("cuda:triton", "argument")
-        assert set(selection.providers.values()) == {"cuda:triton"}
-
-    def test_the_environment_is_binding(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HAL_BACKEND", "cuda:other")
-        selection = hal.select(ask())
-        assert (selection.backend, selection.source) == ("cuda:other", "HAL_BACKEND")
-
-    def test_an_argument_beats_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HAL_BACKEND", "cuda:other")
-        assert hal.select(ask(), backend="cuda:triton").backend == "cuda:triton"
-
-    def test_an_empty_variable_is_unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HAL_BACKEND", "")
-        assert hal.select(ask()).source == "auto"
-
-    def test_a_choice_that_cannot_serve_raises_with_reasons_and_alternatives(self) -> None:
-        with pytest.raises(hal.NoBackend) as error:
-            hal.select(ask(gqa_layer(head_dim=128)), backend="cuda:fast")
-        text = str(error.value)
-        assert all(word in text for word in ["cuda:fast", "argument", "head_dim 128", "cuda:triton", "cuda:other"])
-        assert codes(error.value.rejected["cuda:fast"]) == ["head_dim"]
-
-    def test_a_pinned_variable_that_cannot_serve_is_blamed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HAL_BACKEND", "cuda:fast")
-        with pytest.raises(hal.NoBackend, match="HAL_BACKEND"):
-            hal.select(ask(gqa_layer(head_dim=128)))
-
-    @pytest.mark.parametrize("way", ["argument", "HAL_BACKEND"])
-    def test_an_unknown_name_is_an_error_that_lists_the_names(self, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        if way == "HAL_BACKEND":
-            monkeypatch.setenv("HAL_BACKEND", "cuda:fats")
-        with pytest.raises(ValueError, match=r"'cuda:fats'.*cuda:fast, cuda:other, cuda:triton"):
-            hal.select(ask(), backend="cuda:fats" if way == "argument" else None)
-
-
-def test_an_unknown_name_in_the_environment_blames_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(make_backend("cuda:a"))
-    monkeypatch.setenv("HAL_BACKEND", "cuda:nothing")
-    with pytest.raises(ValueError, match="HAL_BACKEND"):
-        hal.select(ask())
 
 
 def test_no_backend_has_every_reason_of_every_backend() -> None:

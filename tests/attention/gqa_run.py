@@ -1,0 +1,46 @@
+"""Running attend over an engine's steps beside the oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import hal
+from hal.config import LayerShape
+
+from . import oracle
+from .engine import Engine, Step
+
+
+def run_step(engine: Engine, step: Step, **batch: Any) -> dict[int, torch.Tensor]:
+    """Attend in every layer and hold each output against the definition; the outputs by layer."""
+    metadata = engine.attention.build(engine.schedule(step, **batch))
+    return {layer.layer_id: run_layer(engine, layer, step, metadata) for layer in engine.shape.layers}
+
+
+def run_layer(engine: Engine, layer: LayerShape, step: Step, metadata: hal.StepMetadata) -> torch.Tensor:
+    """One layer of a built step; rows of padded tokens are NaN on the way in."""
+    tokens, padded = metadata.num_tokens, metadata.num_tokens_padded
+    q = _padded(engine.random(tokens, layer.num_heads, layer.head_dim), padded)
+    sink = torch.randn(layer.num_heads, generator=engine.generator) if layer.sink else None
+    k = v = None
+    if layer.owns_kv:
+        k = _padded(engine.random(tokens, layer.num_kv_heads, layer.head_dim), padded)
+        v = _padded(engine.random(tokens, layer.num_kv_heads, layer.v_head_dim), padded)
+        engine.record((layer.layer_id, "k"), step, k)
+        engine.record((layer.layer_id, "v"), step, v)
+    out = engine.attention.attend(layer.layer_id, q, k, v, metadata, sink=sink)
+    expected = torch.zeros(padded, layer.num_heads, layer.v_head_dim, dtype=torch.float64)
+    for token, (name, position) in enumerate(engine.tokens(step)):
+        running = engine.requests[name]
+        keys, values = (running.history((layer.kv_source, part)) for part in ("k", "v"))
+        chosen = oracle.seen(layer, position, running.length)
+        expected[token] = oracle.attend(layer, q[token], keys[chosen], values[chosen], sink)
+    oracle.expect_close(out, expected, str(engine.dtype).removeprefix("torch."))
+    return out
+
+
+def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    padding = rows.new_full((count - rows.shape[0], *rows.shape[1:]), torch.nan)
+    return torch.cat([rows, padding])

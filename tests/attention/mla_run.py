@@ -1,0 +1,105 @@
+"""Running attend_mla over an engine's steps beside the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import hal
+from hal.config import LayerShape
+
+from . import oracle
+from .engine import Engine, Step
+from .shapes import INDEX_HEADS, INDEX_WIDTH, MLA, MLA_HEADS
+
+Choose = Callable[[int, int, int], list[int]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Weights:
+    """A layer's up-projections."""
+
+    w_uk: torch.Tensor
+    w_uv: torch.Tensor
+
+
+def bind(engine: Engine) -> dict[int, Weights]:
+    """Random up-projections for every MLA layer."""
+    weights = {}
+    for layer in engine.shape.layers:
+        w_uk = engine.random(MLA_HEADS, MLA.qk_nope_head_dim, MLA.kv_lora_rank, scale=0.3)
+        w_uv = engine.random(MLA_HEADS, MLA.v_head_dim, MLA.kv_lora_rank, scale=0.3)
+        engine.attention.bind_weights(layer.layer_id, w_uk, w_uv)
+        weights[layer.layer_id] = Weights(w_uk=w_uk, w_uv=w_uv)
+    return weights
+
+
+def run_step(engine: Engine, weights: dict[int, Weights], step: Step, **batch: Any) -> dict[int, torch.Tensor]:
+    """Attend in every layer and hold each output against the definition; sharing layers see what the owner before them chose."""
+    metadata = engine.attention.build(engine.schedule(step, **batch))
+    outputs, choices = {}, None
+    for layer in engine.shape.layers:
+        index = None
+        if layer.indexer is None:
+            choices = None
+        elif layer.indexer.owns:
+            index, choices = _index(engine, layer, step)
+        outputs[layer.layer_id] = run_layer(engine, layer, weights[layer.layer_id], step, metadata, choices, index=index)
+    return outputs
+
+
+def run_layer(
+    engine: Engine,
+    layer: LayerShape,
+    weights: Weights,
+    step: Step,
+    metadata: hal.StepMetadata,
+    choices: list[list[int]] | None,
+    *,
+    absorb: bool = False,
+    **arguments: Any,
+) -> torch.Tensor:
+    """One layer; choices: the keys of each token where not all. absorb: hand over q_nope through w_uk, and expect latents."""
+    tokens = metadata.num_tokens
+    q_nope, q_rope = (
+        engine.random(tokens, MLA_HEADS, MLA.qk_nope_head_dim),
+        engine.random(tokens, MLA_HEADS, MLA.qk_rope_head_dim),
+    )
+    latent, k_rope = engine.random(tokens, MLA.kv_lora_rank), engine.random(tokens, MLA.qk_rope_head_dim)
+    engine.record((layer.layer_id, "latent"), step, latent)
+    engine.record((layer.layer_id, "rope"), step, k_rope)
+    sink = torch.randn(MLA_HEADS, generator=engine.generator) if layer.sink else None
+    nope = torch.einsum("thd,hdl->thl", q_nope, weights.w_uk) if absorb else q_nope
+    out = engine.attention.attend_mla(layer.layer_id, nope, q_rope, latent, k_rope, metadata, sink=sink, **arguments)
+    w_uv = torch.eye(MLA.kv_lora_rank, dtype=torch.float64).expand(MLA_HEADS, -1, -1) if absorb else weights.w_uv
+    expected = out.new_zeros(out.shape, dtype=torch.float64)
+    for token, (name, position) in enumerate(engine.tokens(step)):
+        running = engine.requests[name]
+        latents, ropes = (running.history((layer.layer_id, part)) for part in ("latent", "rope"))
+        keys, values = oracle.expand_latents(latents, ropes, weights.w_uk, w_uv)
+        chosen = oracle.seen(layer, position, running.length)
+        if choices is not None:
+            chosen = [key for key in chosen if key in choices[token]]
+        q = torch.cat([q_nope[token], q_rope[token]], dim=-1)
+        expected[token] = oracle.attend(layer, q, keys[chosen], values[chosen], sink)
+    oracle.expect_close(out, expected, str(engine.dtype).removeprefix("torch."))
+    return out
+
+
+def _index(engine: Engine, layer: LayerShape, step: Step) -> tuple[hal.IndexInputs, list[list[int]]]:
+    """Index inputs of small whole numbers, so that scores are exact and often equal, and the keys they choose."""
+    tokens = sum(new for _, new in step)
+    index = hal.IndexInputs(
+        engine.integers(-2, 2, tokens, INDEX_HEADS, INDEX_WIDTH),
+        engine.integers(-2, 2, tokens, INDEX_WIDTH),
+        engine.integers(-2, 2, tokens, INDEX_HEADS),
+    )
+    engine.record((layer.layer_id, "index"), step, index.k)
+    choices = []
+    for token, (name, position) in enumerate(engine.tokens(step)):
+        keys = engine.requests[name].history((layer.layer_id, "index"))[: position + 1]
+        choices.append(oracle.best_keys(index.q[token], index.weights[token], keys, layer.indexer.topk))
+    return index, choices

@@ -1,0 +1,152 @@
+"""Tensors and calls that do not fit the layer or the step: a typed error with the shapes, and no cache written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import hal
+
+from .engine import Engine, snapshot, unchanged
+from .shapes import INDEX_HEADS, INDEX_WIDTH, MLA, MLA_HEADS, gqa, mla, model, sparse
+
+LAYERS = (
+    gqa(0),
+    gqa(1, kv_source=0),
+    gqa(2, sink=True),
+    mla(3),
+    sparse(4, topk=5),
+    sparse(5, topk=5, owns=False),
+    mla(6, sink=True),
+)
+TOKENS = 3
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """One layer of each kind, weights bound, a step of three tokens."""
+    engine = Engine(model(*LAYERS))
+    for layer in LAYERS:
+        if layer.mla is not None:
+            w_uk, w_uv = engine.random(MLA_HEADS, 6, 12), engine.random(MLA_HEADS, 5, 12)
+            engine.attention.bind_weights(layer.layer_id, w_uk, w_uv)
+    return engine
+
+
+def good(engine: Engine, layer_id: int) -> dict[str, Any]:
+    """Arguments that fit."""
+    layer = LAYERS[layer_id]
+    if layer.mla is None:
+        arguments: dict[str, Any] = {"q": engine.random(TOKENS, 4, 8), "k": None, "v": None}
+        if layer.owns_kv:
+            arguments |= {"k": engine.random(TOKENS, 2, 8), "v": engine.random(TOKENS, 2, 6)}
+    else:
+        arguments = {
+            "q_nope": engine.random(TOKENS, MLA_HEADS, MLA.qk_nope_head_dim),
+            "q_rope": engine.random(TOKENS, MLA_HEADS, MLA.qk_rope_head_dim),
+            "latent": engine.random(TOKENS, MLA.kv_lora_rank),
+            "k_rope": engine.random(TOKENS, MLA.qk_rope_head_dim),
+        }
+        if layer.indexer is not None and layer.indexer.owns:
+            arguments["index"] = index_inputs(engine)
+    if layer.sink:
+        arguments["sink"] = torch.zeros(layer.num_heads)
+    return arguments
+
+
+def index_inputs(engine: Engine, **changes: torch.Tensor) -> hal.IndexInputs:
+    parts = {
+        "q": engine.random(TOKENS, INDEX_HEADS, INDEX_WIDTH),
+        "k": engine.random(TOKENS, INDEX_WIDTH),
+        "weights": engine.random(TOKENS, INDEX_HEADS),
+    }
+    return hal.IndexInputs(**(parts | changes))
+
+
+def call(engine: Engine, layer_id: int, metadata: hal.StepMetadata, arguments: dict[str, Any]) -> torch.Tensor:
+    attend = engine.attention.attend if LAYERS[layer_id].mla is None else engine.attention.attend_mla
+    return attend(layer_id, metadata=metadata, **arguments)
+
+
+Make = Callable[[Engine], dict[str, Any]]
+CASES: dict[str, tuple[int, Make, list[str]]] = {
+    "q_width": (0, lambda e: {"q": e.random(TOKENS, 4, 7)}, ["q", "[3, 4, 7]", "[3, 4, 8]"]),
+    "q_tokens": (0, lambda e: {"q": e.random(2, 4, 8)}, ["q", "[2, 4, 8]", "[3, 4, 8]"]),
+    "q_heads": (0, lambda e: {"q": e.random(TOKENS, 8, 8)}, ["q", "[3, 8, 8]", "[3, 4, 8]"]),
+    "q_odd_heads": (0, lambda e: {"q": e.random(TOKENS, 3, 8)}, ["q", "[3, 3, 8]"]),
+    "q_flat": (0, lambda e: {"q": e.random(TOKENS, 32)}, ["q", "[3, 32]", "[3, 4, 8]"]),
+    "k_heads": (0, lambda e: {"k": e.random(TOKENS, 4, 8)}, ["k", "[3, 4, 8]", "[3, 2, 8]"]),
+    "v_width": (0, lambda e: {"v": e.random(TOKENS, 2, 8)}, ["v", "[3, 2, 8]", "[3, 2, 6]"]),
+    "no_k": (0, lambda _: {"k": None}, ["layer 0", "k"]),
+    "no_v": (0, lambda _: {"v": None}, ["layer 0", "v"]),
+    "kv_of_a_reader": (1, lambda e: {"k": e.random(TOKENS, 2, 8), "v": e.random(TOKENS, 2, 6)}, ["layer 1", "layer 0"]),
+    "no_sink": (2, lambda _: {"sink": None}, ["layer 2", "sink"]),
+    "sink_heads": (2, lambda _: {"sink": torch.zeros(3)}, ["sink", "[3]", "[4]"]),
+    "unwanted_sink": (0, lambda _: {"sink": torch.zeros(4)}, ["layer 0", "sink"]),
+    "out_shape": (0, lambda _: {"out": torch.empty(TOKENS, 4, 8)}, ["[3, 4, 8]", "[3, 4, 6]"]),
+    "out_dtype": (0, lambda _: {"out": torch.empty(TOKENS, 4, 6, dtype=torch.float64)}, ["float64", "float32"]),
+    "q_dtype": (0, lambda _: {"q": torch.zeros(TOKENS, 4, 8, dtype=torch.int64)}, ["q", "int64", "float32"]),
+    "k_dtype": (0, lambda _: {"k": torch.zeros(TOKENS, 2, 8, dtype=torch.int64)}, ["k", "int64", "float32"]),
+    "k_device": (0, lambda _: {"k": torch.zeros(TOKENS, 2, 8, device="meta")}, ["k", "meta", "cpu"]),
+    "latent_width": (3, lambda e: {"latent": e.random(TOKENS, 11)}, ["latent", "[3, 11]", "[3, 12]"]),
+    "k_rope_width": (3, lambda e: {"k_rope": e.random(TOKENS, 3)}, ["k_rope", "[3, 3]", "[3, 4]"]),
+    "q_nope_width": (3, lambda e: {"q_nope": e.random(TOKENS, 3, 7)}, ["q_nope", "[3, 3, 7]", "[3, 3, 6]"]),
+    "q_nope_heads": (3, lambda e: {"q_nope": e.random(TOKENS, 2, 6)}, ["2", "3"]),
+    "q_rope_heads": (3, lambda e: {"q_rope": e.random(TOKENS, 2, 4)}, ["q_rope", "[3, 2, 4]", "[3, 3, 4]"]),
+    "absorbed_heads": (3, lambda e: {"q_nope": e.random(TOKENS, 2, 12), "q_rope": e.random(TOKENS, 2, 4)}, ["2", "3"]),
+    "mla_out": (3, lambda _: {"out": torch.empty(TOKENS, 3, 12)}, ["[3, 3, 12]", "[3, 3, 5]"]),
+    "mla_dtype": (3, lambda _: {"latent": torch.zeros(TOKENS, 12, dtype=torch.int64)}, ["latent", "int64", "float32"]),
+    "index_of_a_dense_layer": (3, lambda e: {"index": index_inputs(e)}, ["layer 3", "index"]),
+    "choice_of_a_dense_layer": (3, lambda _: {"topk": torch.zeros(TOKENS, 5, dtype=torch.int32)}, ["layer 3", "topk"]),
+    "no_index": (4, lambda _: {"index": None}, ["layer 4", "index"]),
+    "index_q": (4, lambda e: {"index": index_inputs(e, q=e.random(TOKENS, 3, 4))}, ["index.q", "[3, 3, 4]", "[3, 2, 4]"]),
+    "index_k": (4, lambda e: {"index": index_inputs(e, k=e.random(TOKENS, 5))}, ["index.k", "[3, 5]", "[3, 4]"]),
+    "index_weights": (
+        4,
+        lambda e: {"index": index_inputs(e, weights=e.random(TOKENS, 3))},
+        ["index.weights", "[3, 3]", "[3, 2]"],
+    ),
+    "choice_width": (4, lambda _: {"topk": torch.zeros(TOKENS, 6, dtype=torch.int32)}, ["topk", "[3, 6]", "[3, 5]"]),
+    "choice_dtype": (4, lambda _: {"topk": torch.zeros(TOKENS, 5)}, ["topk", "float32", "int32"]),
+    "sparse_out": (4, lambda _: {"out": torch.empty(TOKENS, 3, 4)}, ["[3, 3, 4]", "[3, 3, 5]"]),
+    "index_of_a_sharing_layer": (5, lambda e: {"index": index_inputs(e)}, ["layer 5", "index"]),
+    "no_choice_yet": (5, lambda _: {}, ["layer 5", "chosen"]),
+    "mla_sink": (6, lambda _: {"sink": torch.zeros(5)}, ["sink", "[5]", "[3]"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_does_not_fit_is_refused_before_any_write(engine: Engine, name: str) -> None:
+    layer_id, make, words = CASES[name]
+    metadata = engine.attention.build(engine.schedule([(0, 2), (1, 1)]))
+    before = snapshot(engine.attention)
+    with pytest.raises((hal.LayoutError, hal.BatchError)) as error:
+        call(engine, layer_id, metadata, good(engine, layer_id) | make(engine))
+    assert [word for word in words if word not in str(error.value)] == []
+    assert unchanged(engine.attention, before)
+
+
+@pytest.mark.parametrize("layer_id", range(len(LAYERS)))
+def test_what_fits_is_served(engine: Engine, layer_id: int) -> None:
+    """Otherwise the arguments above might be refused for another reason."""
+    metadata = engine.attention.build(engine.schedule([(0, 2), (1, 1)]))
+    if layer_id == 5:
+        call(engine, 4, metadata, good(engine, 4))
+    assert call(engine, layer_id, metadata, good(engine, layer_id)).isfinite().all()
+
+
+@pytest.mark.parametrize(("layer_id", "name"), [(0, "attend_mla"), (3, "attend")])
+def test_a_layer_of_the_other_kind(engine: Engine, layer_id: int, name: str) -> None:
+    metadata = engine.attention.build(engine.schedule([(0, 3)]))
+    arguments = good(engine, 3 if name == "attend_mla" else 0)
+    with pytest.raises(hal.BatchError, match=f"layer {layer_id}"):
+        getattr(engine.attention, name)(layer_id, metadata=metadata, **arguments)
+
+
+def test_a_layer_that_is_not_there(engine: Engine) -> None:
+    metadata = engine.attention.build(engine.schedule([(0, 3)]))
+    with pytest.raises(IndexError, match=r"layer 99.*0 to 6"):
+        engine.attention.attend(99, **good(engine, 0), metadata=metadata)

@@ -1,0 +1,142 @@
+"""An engine's own tensors instead of hal's pools: the same results, and refusals with both sides' figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hal
+
+from .engine import Engine
+from .gqa_run import run_step
+from .mla_run import bind as bind_weights
+from .mla_run import run_step as run_mla_step
+from .shapes import gqa, mla, model, sparse
+
+SHAPES = {
+    "gqa": model(gqa(0), gqa(1, window=3), gqa(2, kv_source=0)),
+    "mla": model(mla(0), sparse(1, topk=3), sparse(2, topk=3, owns=False)),
+}
+PLACES = ["tight", "wide_pages", "gaps", "packed_layers"]
+SCRIPT = [[(0, 5), (1, 9)], [(1, 1), (0, 1), (2, 6)], [(3, 7), (0, 1), (1, 1), (2, 8)]]
+
+
+def place(specs: tuple[Any, ...], num_blocks: int, how: str) -> dict[Any, torch.Tensor]:
+    """Caches as engines keep them: end to end, pages with spare rows, pages apart, or every layer's page inside one."""
+    tensors = {}
+    for number, spec in enumerate(specs):
+        pages, rows, width = spec.shape(num_blocks)
+        dtype = getattr(torch, spec.layout.dtype)
+        if how == "tight":
+            tensors[spec.key] = torch.zeros(pages, rows, width, dtype=dtype)
+        elif how == "wide_pages":
+            tensors[spec.key] = torch.full((pages, rows + 3, width), torch.nan, dtype=dtype)
+        else:
+            stride = rows + 5 if how == "gaps" else rows * len(specs)
+            storage = torch.full((pages * stride + rows, width), torch.nan, dtype=dtype)
+            first = 0 if how == "gaps" else rows * number
+            tensors[spec.key] = storage.as_strided((pages, rows, width), (stride * width, width, 1), first * width)
+    return tensors
+
+
+@pytest.mark.parametrize("how", PLACES)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_bound_tensors_give_what_the_definition_gives(kind: str, how: str) -> None:
+    engine = Engine(SHAPES[kind], dtype="float64")
+    engine.attention = engine.plan.bind(place(engine.plan.cache_specs(), 40, how))
+    assert engine.attention.pages.num_pages == 40
+    weights = bind_weights(engine) if kind == "mla" else {}
+    for step in SCRIPT:
+        if kind == "mla":
+            run_mla_step(engine, weights, step)
+        else:
+            run_step(engine, step)
+
+
+def test_what_is_written_lands_in_the_engines_tensors() -> None:
+    engine = Engine(SHAPES["gqa"])
+    tensors = place(engine.plan.cache_specs(), 8, "tight")
+    engine.attention = engine.plan.bind(tensors)
+    run_step(engine, [(0, 5)])
+    page = engine.requests[0].pages[0]
+    k, v = (engine.requests[0].cached[(0, part)][0] for part in ("k", "v"))
+    assert torch.equal(tensors[0][page], torch.cat([k[:4].flatten(1), v[:4].flatten(1)], dim=1))
+
+
+def without(tensors: dict, key: Any) -> dict:
+    return {other: tensor for other, tensor in tensors.items() if other != key}
+
+
+REFUSALS: dict[str, tuple[Any, list[str]]] = {
+    "missing": (lambda t: without(t, 0), ["0", "missing"]),
+    "missing_index": (lambda t: without(t, (1, "index")), ["(1, 'index')", "missing"]),
+    "unknown": (lambda t: t | {7: t[0]}, ["7", "unknown"]),
+    "reader": (lambda t: t | {(2, "index"): t[0]}, ["(2, 'index')", "unknown"]),
+    "width": (lambda t: t | {0: torch.zeros(8, 4, 15)}, ["[8, 4, 15]", "16"]),
+    "page": (lambda t: t | {0: torch.zeros(8, 3, 16)}, ["4", "3"]),
+    "flat": (lambda t: t | {0: torch.zeros(32, 16)}, ["32", "8"]),
+    "dtype": (lambda t: t | {0: torch.zeros(8, 4, 16, dtype=torch.bfloat16)}, ["bfloat16", "float32"]),
+    "device": (lambda t: t | {0: torch.zeros(8, 4, 16, device="meta")}, ["meta", "cpu"]),
+    "pages": (lambda t: t | {0: torch.zeros(9, 4, 16)}, ["9", "8"]),
+    "transposed": (lambda t: t | {0: torch.zeros(8, 16, 4).transpose(1, 2)}, ["stride"]),
+    "expanded_pages": (lambda t: t | {0: torch.zeros(1, 4, 16).expand(8, 4, 16)}, ["stride"]),
+    "expanded_rows": (lambda t: t | {0: torch.zeros(8, 1, 16).expand(8, 4, 16)}, ["stride"]),
+    "overlapping_pages": (lambda t: t | {0: torch.zeros(1000).as_strided((8, 4, 16), (32, 16, 1))}, ["stride"]),
+    "half_rows": (lambda t: t | {0: torch.zeros(2000).as_strided((8, 4, 16), (72, 16, 1))}, ["stride", "72"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_tensors_that_do_not_fit_are_refused_with_both_figures(name: str) -> None:
+    change, words = REFUSALS[name]
+    plan = Engine(SHAPES["mla"]).plan
+    tensors = place(plan.cache_specs(), 8, "tight")
+    with pytest.raises(hal.LayoutError) as error:
+        plan.bind(change(tensors))
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+@pytest.mark.parametrize("key", [0, 1, (1, "index")], ids=str)
+def test_a_refusal_names_the_cache(key: Any) -> None:
+    plan = Engine(SHAPES["mla"]).plan
+    tensors = place(plan.cache_specs(), 8, "tight")
+    tensors[key] = tensors[key][:, :, :-1]
+    with pytest.raises(hal.LayoutError) as error:
+        plan.bind(tensors)
+    text = str(error.value)
+    assert ("index" in text and "1" in text) if isinstance(key, tuple) else f"{key}" in text.partition("shape")[0]
+
+
+class TestOpen:
+    def test_pools_are_zero_filled_and_as_large_as_asked(self) -> None:
+        attention = Engine(SHAPES["mla"]).plan.open(7)
+        assert attention.pages.num_pages == attention.pages.num_free == 7
+        for spec in attention.plan.cache_specs():
+            storage = attention.caches[spec.key].storage
+            assert tuple(storage.shape) == spec.shape(7)
+            assert not storage.any()
+
+    def test_the_default_holds_every_request_at_full_length(self) -> None:
+        plan = Engine(SHAPES["gqa"]).plan
+        assert plan.open().pages.num_pages == plan.default_num_blocks() == 6 * 16
+
+    @pytest.mark.parametrize("count", [0, -3])
+    def test_a_pool_needs_a_page(self, count: int) -> None:
+        with pytest.raises(ValueError, match=f"num_blocks is {count}"):
+            Engine(SHAPES["gqa"]).plan.open(count)
+
+    def test_more_than_the_device_has_is_refused_before_allocating(self) -> None:
+        plan = hal.plan(SHAPES["gqa"], hal.detect()[-1], limits=hal.Limits(64, 6, 48, block_size=4), dtype="float32")
+        with pytest.raises(hal.CapacityError, match=f"{10**12} pages.*at most"):
+            plan.open(10**12)
+
+    def test_an_absent_device_opens_nothing(self) -> None:
+        shape = SHAPES["gqa"]
+        try:
+            plan = hal.plan(shape, "cuda:sm_90", limits=hal.Limits(64, 6, 48), dtype="bfloat16")
+        except hal.NoBackend:
+            pytest.skip("no backend for cuda:sm_90 is written yet")
+        with pytest.raises(hal.BackendError, match="cuda:sm_90 is not on this machine"):
+            plan.open(4)

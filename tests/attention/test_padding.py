@@ -1,0 +1,112 @@
+"""Padded requests and tokens for graph replay, and made-up steps for capture."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hal
+
+from .batches import batches
+from .builder_oracle import check_engine_order, check_execution_order, facts_of
+from .engine import Engine, snapshot, unchanged
+from .gqa_run import run_step
+from .histories import BOUNDED
+from .shapes import gqa, model
+
+LIMITS = hal.Limits(64, 8, 40, block_size=4)
+
+
+@pytest.fixture(scope="module")
+def attention() -> hal.Attention:
+    """Two cache groups."""
+    return hal.plan(model(gqa(0), gqa(1, window=8)), "cpu", limits=LIMITS, dtype="float32").open(1000)
+
+
+@BOUNDED
+@given(drawn=batches(num_groups=2), earlier=batches(num_groups=2), data=st.data())
+def test_tails_are_neutral_whatever_was_there(attention: hal.Attention, drawn, earlier, data) -> None:
+    batch, flags = drawn
+    tokens = data.draw(st.integers(max(batch.num_tokens, batch.num_reqs), 40))
+    requests = data.draw(st.integers(batch.num_reqs, min(8, tokens)))
+    padded = hal.Batch(
+        batch.query_lens,
+        batch.seq_lens,
+        batch.block_tables,
+        num_tokens_padded=tokens,
+        num_reqs_padded=requests,
+        is_prefilling=flags,
+    )
+    attention.build(earlier[0])
+    metadata = attention.build(padded)
+    facts = facts_of(batch, 4, 1, 2, flags)
+    check_engine_order(metadata, facts)
+    check_execution_order(metadata, facts)
+    live, real = batch.num_reqs, batch.num_tokens
+    assert metadata.num_tokens_padded == tokens
+    assert metadata.query_start_loc.tolist()[live:] == [real] * (requests - live + 1)
+    assert metadata.seq_lens.tolist()[live:] == [0] * (requests - live)
+    assert metadata.req_id_per_token.tolist()[real:] == [0] * (tokens - real)
+    assert len(metadata.positions) == tokens
+    for step in metadata.groups:
+        assert step.slot_mapping.tolist()[real:] == [-1] * (tokens - real)
+        assert not step.batch.block_table[live:].any()
+        assert step.batch.block_table.shape[0] == requests
+
+
+def test_padded_requests_are_no_prefills(attention: hal.Attention) -> None:
+    attention.build(hal.Batch([8, 8, 8, 8], [8, 8, 8, 8], np.arange(8).reshape(4, 2)))
+    metadata = attention.build(hal.Batch([1, 1], [9, 5], [[0, 1, 2], [3, 4, 0]], num_reqs_padded=4, num_tokens_padded=4))
+    assert (metadata.num_decodes, metadata.num_prefills) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("padding", "words"),
+    [
+        ({"num_tokens_padded": 2}, ["num_tokens_padded is 2", "3", "40"]),
+        ({"num_tokens_padded": 41}, ["num_tokens_padded is 41", "40"]),
+        ({"num_reqs_padded": 1}, ["num_reqs_padded is 1", "2", "8"]),
+        ({"num_reqs_padded": 9, "num_tokens_padded": 9}, ["num_reqs_padded is 9", "8"]),
+        ({"num_reqs_padded": 5}, ["num_reqs_padded", "5", "3"]),
+        ({"num_reqs_padded": 5, "num_tokens_padded": 4}, ["num_reqs_padded", "5", "4"]),
+    ],
+    ids=["too_few_tokens", "too_many_tokens", "too_few_requests", "too_many_requests", "unpadded_tokens", "fewer_tokens"],
+)
+def test_padding_that_does_not_fit_is_refused(attention: hal.Attention, padding: dict, words: list[str]) -> None:
+    with pytest.raises(hal.BatchError) as error:
+        attention.build(hal.Batch([1, 2], [9, 5], [[0, 1, 2], [3, 4, 0]], **padding))
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+@pytest.mark.parametrize(("num_reqs", "num_tokens"), [(1, 1), (3, 3), (8, 40), (7, 40), (5, 13)])
+def test_a_step_for_capture_spreads_its_tokens_evenly(attention: hal.Attention, num_reqs: int, num_tokens: int) -> None:
+    metadata = attention.build_for_capture(num_reqs, num_tokens)
+    lengths = metadata.query_start_loc.diff().tolist()
+    assert (len(lengths), sum(lengths)) == (num_reqs, num_tokens)
+    assert max(lengths) - min(lengths) <= 1
+    assert all(seq >= query for seq, query in zip(metadata.seq_lens.tolist(), lengths, strict=True))
+
+
+@pytest.mark.parametrize(("num_reqs", "num_tokens"), [(0, 0), (0, 4), (4, 3), (-1, 2)])
+def test_a_step_for_capture_needs_a_token_per_request(attention: hal.Attention, num_reqs: int, num_tokens: int) -> None:
+    with pytest.raises(ValueError, match=rf"{num_tokens} tokens.*{num_reqs} requests"):
+        attention.build_for_capture(num_reqs, num_tokens)
+
+
+@pytest.mark.parametrize(("num_reqs", "num_tokens"), [(9, 9), (8, 41), (1, 41)])
+def test_a_step_for_capture_keeps_the_limits(attention: hal.Attention, num_reqs: int, num_tokens: int) -> None:
+    with pytest.raises(hal.BatchError):
+        attention.build_for_capture(num_reqs, num_tokens)
+
+
+def test_a_step_for_capture_writes_to_nobodys_page() -> None:
+    """Capturing a graph in a running engine must leave the requests' pages alone."""
+    engine = Engine(model(gqa()), dtype="float64")
+    run_step(engine, [(0, 5), (1, 3)])
+    before = snapshot(engine.attention)
+    metadata = engine.attention.build_for_capture(2, 2)
+    engine.attention.attend(0, engine.random(2, 4, 8), engine.random(2, 2, 8), engine.random(2, 2, 6), metadata)
+    assert unchanged(engine.attention, before)
+    run_step(engine, [(0, 1), (1, 1)])
