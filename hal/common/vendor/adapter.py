@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hal.common.backend import Backend
 from hal.common.device import Device
 from hal.common.errors import BackendError
-from hal.common.reason import Reason, order_reasons
+from hal.common.reason import Reason, order_reasons, show
 from hal.common.request import Request
 from hal.common.software import Library
 
@@ -96,7 +96,7 @@ class VendorBackend(Backend):
             covered |= served
         if not chosen:
             raise BackendError(
-                f"{self.name} on {self.device.target} needs {' or '.join(sorted(absent)) or 'a library for this arch'}, "
+                f"{self.name} on {self.device.target} needs {show(tuple(sorted(absent))) if absent else 'a library for this arch'}, "
                 "which is not installed; install it, or choose another backend"
             ) from next(iter(absent.values()), None)
         return tuple(chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from hal.common.reason import Reason, order_reasons
 from hal.common.request import Request
@@ -51,7 +52,7 @@ def _library_reasons(kernel: KernelFacts, request: Request) -> tuple[Reason, ...
         return (Reason("library_absent", "nothing", kernel.library),)
     if failure is not None:
         return (Reason("library_broken", failure, kernel.library),)
-    return () if is_known_version(kernel, version) else (Reason("library_version", version, _describe_versions(kernel)),)
+    return () if is_known_version(kernel, version) else (Reason("library_version", version, kernel.library),)
 
 
 def is_known_version(kernel: KernelFacts, version: str) -> bool:
@@ -62,9 +63,13 @@ def is_known_version(kernel: KernelFacts, version: str) -> bool:
     return not kernel.below or number < version_tuple(kernel.below)
 
 
-def _describe_versions(kernel: KernelFacts) -> str:
-    bounds = [f"from {kernel.minimum}" if kernel.minimum else "", f"below {kernel.below}" if kernel.below else ""]
-    return " ".join([kernel.library, *filter(None, bounds)])
+def _describe_versions(library: str, kernels: Sequence[KernelFacts]) -> str:
+    """A library and the releases over which some kernels' interfaces are known."""
+    rows = [kernel for kernel in kernels if kernel.library == library]
+    lowest = min((row.minimum for row in rows), key=version_tuple)
+    highest = max((row.below for row in rows), key=version_tuple)
+    bounds = [f"from {lowest}" if lowest else "", f"below {highest}" if highest else ""]
+    return " ".join([library, *filter(None, bounds)])
 
 
 def _join_library_reasons(kernels: Sequence[KernelFacts], request: Request) -> tuple[Reason, ...]:
@@ -72,9 +77,12 @@ def _join_library_reasons(kernels: Sequence[KernelFacts], request: Request) -> t
     reasons = list(dict.fromkeys(reason for kernel in kernels for reason in _library_reasons(kernel, request)))
     absent = tuple(str(reason.want) for reason in reasons if reason.code == "library_absent")
     others = [reason for reason in reasons if reason.code != "library_absent"]
-    if others or not absent:
-        return tuple(others)
-    return (Reason("library_absent", "nothing", absent if len(absent) > 1 else absent[0]),)
+    if absent and not others:
+        return (Reason("library_absent", "nothing", absent if len(absent) > 1 else absent[0]),)
+    return tuple(
+        replace(reason, want=_describe_versions(str(reason.want), kernels)) if reason.code == "library_version" else reason
+        for reason in others
+    )
 
 
 def _limit_reasons(
@@ -93,7 +101,7 @@ def _limit_reasons(
     cause = _why_lse(call, request)
     if cause and not kernel.lse:
         with_lse = next((row for row in able if row.lse), None)
-        fix = f"{_describe_versions(with_lse)} returns one" if with_lse is not None else ""
+        fix = f"{_describe_versions(with_lse.library, (with_lse,))} returns one" if with_lse is not None else ""
         yield Reason("lse", cause, f"none ({cause})", fix)
 
 

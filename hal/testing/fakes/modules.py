@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
-from unittest import mock
 
 
 class Recorded(Protocol):
@@ -74,6 +73,14 @@ def _make_function(signature: inspect.Signature, implementation: Callable[..., o
 
 @contextmanager
 def installed(modules: Mapping[str, ModuleType]) -> Iterator[None]:
-    """The modules importable for as long as the context lasts."""
-    with mock.patch.dict(sys.modules, modules):
+    """The modules importable for as long as the context lasts; what else is imported meanwhile stays."""
+    hidden = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
         yield
+    finally:
+        for name, module in hidden.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module

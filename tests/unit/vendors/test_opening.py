@@ -7,9 +7,11 @@ from types import ModuleType
 
 import pytest
 
+import hal
 from hal.common.device import Device
 from hal.common.errors import BackendError
 from hal.common.opened import kernels
+from hal.config import read_shape
 from hal.matrix.signatures import read_signatures
 from hal.testing.fakes import installed, make_fakes
 
@@ -89,3 +91,13 @@ def test_unknown_release_or_library_of_a_stand_in_is_refused() -> None:
         fakes("sm_90", flash_attn_3="1.0")
     with pytest.raises(ValueError, match="no stand-in for 'magic'"):
         fakes("sm_90", magic="1")
+
+
+def test_plan_is_made_without_the_library_and_opened_only_with_it() -> None:
+    shape = read_shape(
+        {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 8}
+    )
+    plan = hal.plan(shape, device("sm_90"), dtype="bfloat16", limits=hal.Limits(64, 2, 32))
+    assert plan.selections[0].backend == "cuda:flash_attention"
+    with pytest.raises(BackendError, match="needs flash_attn, flash_attn_3 or vllm_flash_attn"):
+        plan.open()
