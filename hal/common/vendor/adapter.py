@@ -95,8 +95,8 @@ class VendorBackend(Backend):
             chosen.append(kernel)
             covered |= served
         if not chosen:
+            needed = show(tuple(sorted(absent))) if absent else "a library for this arch"
             raise BackendError(
-                f"{self.name} on {self.device.target} needs {show(tuple(sorted(absent))) if absent else 'a library for this arch'}, "
-                "which is not installed; install it, or choose another backend"
+                f"{self.name} on {self.device.target} needs {needed}, which is not installed; install it, or choose another"
             ) from next(iter(absent.values()), None)
         return tuple(chosen)
