@@ -5,7 +5,7 @@ from __future__ import annotations
 from .errors import ConfigError
 from .fields import Fields
 from .kinds import COMPRESSED_HEAVY, COMPRESSED_SPARSE
-from .layer_types import HEAVY_RATIO
+from .layer_lists import HEAVY_RATIO
 from .values import as_count, as_width
 
 

@@ -110,10 +110,15 @@ class Fields:
                     self._note_conflict(next(found), source, chosen, convert)
                 continue
             for entry in found if self._speaks(level, field) else ():
+                if level is self.levels[0] and entry.value is None:
+                    return None
                 chosen = convert(entry.value, entry.where)
                 if chosen is not None:
                     source = entry.where
                     break
+                if level is self.levels[0]:
+                    accepted = "expected a usable value, or None to take the field away"
+                    raise ConfigError(f"{entry.where} is {entry.value!r}, which says nothing; {accepted}")
         return chosen
 
     def _note_conflict(self, outer: Entry, source: str, chosen: T, convert: Convert[T]) -> None:
@@ -167,7 +172,10 @@ class Fields:
         return self._cache[key]  # type: ignore[return-value]
 
     def layer_group(self, layer_id: int) -> Level | None:
-        """What a mapping `per_layer_config` states for one layer, None where it states nothing. ConfigError: a key that is no number."""
+        """What a mapping `per_layer_config` states for one layer, None where it states nothing.
+
+        ConfigError: a key that is no layer number.
+        """
         key = ("per_layer_config", "layers")
         if key not in self._cache:
             layers = self.raw("per_layer_config")

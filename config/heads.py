@@ -57,6 +57,7 @@ def _times(layer: LayerView) -> int:
 def _block_kv_heads(layer: LayerView, num_heads: int) -> int | None:
     """Nemotron-NAS: each block says how many query heads share a KV head."""
     blocks = layer.fields.groups("block_configs")
+    layer.varies = layer.varies or bool(blocks)
     attention = blocks[layer.layer_id].child("attention") if layer.layer_id < len(blocks) else None
     value = attention.read("n_heads_in_group") if attention else None
     group = as_count(value or None, f"block_configs[{layer.layer_id}].attention.n_heads_in_group")

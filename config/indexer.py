@@ -6,7 +6,7 @@ from .errors import ConfigError
 from .fields import Fields
 from .kinds import COMPRESSED_HEAVY, COMPRESSED_SPARSE, CROSS, LINEAR, SLIDING, SPARSE
 from .kv_source import read_group_sources
-from .layer_types import check_length
+from .layer_lists import check_length
 from .shape import IndexerShape
 from .values import as_width
 

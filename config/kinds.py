@@ -34,3 +34,8 @@ def meaning(name: object, where: str) -> str:
     if kind is None:
         raise ConfigError(f"{where} holds {name!r}, which is no known layer type; known: {', '.join(sorted(_CANONICAL))}")
     return kind
+
+
+def is_layer_type(name: object) -> bool:
+    """Whether a config may use this word for a layer's type, as in values stated by layer type."""
+    return isinstance(name, str) and name in _CANONICAL

@@ -56,9 +56,14 @@ NOTHING = KnownType()
 
 
 @functools.cache
+def _text() -> str:
+    return "\n" + DATA.read_text(encoding="utf-8")
+
+
+@functools.cache
 def known_type(name: str) -> KnownType:
     """What is known of a type, or an empty record for a type transformers does not have."""
-    text = "\n" + DATA.read_text(encoding="utf-8")
+    text = _text()
     start = text.find(f'\n{{"type": {json.dumps(name)}, ')
     if start < 0:
         return NOTHING

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from .errors import ConfigError
 from .fields import Entry, Fields
-from .kinds import FULL, SLIDING
+from .kinds import FULL, SLIDING, is_layer_type
 from .source import MISSING, PerLayerValues
 from .values import Convert, as_count, as_number, as_width
 
@@ -25,9 +25,9 @@ SWA = frozenset(
 
 
 class LayerView:
-    """One layer's fields. kind is its canonical type."""
+    """One layer's fields. kind is its canonical type; varies: something was read that other layers of this type may not share."""
 
-    __slots__ = ("_twins", "fields", "kind", "layer_id", "num_layers")
+    __slots__ = ("_twins", "fields", "kind", "layer_id", "num_layers", "varies")
 
     def __init__(self, fields: Fields, layer_id: int, kind: str, num_layers: int) -> None:
         self.fields = fields
@@ -35,6 +35,7 @@ class LayerView:
         self.kind = kind
         self.num_layers = num_layers
         self._twins = TWINS.get(kind, {})
+        self.varies = isinstance(fields.raw("per_layer_config"), Mapping)
 
     def count(self, field: str) -> int | None:
         """A positive whole number, or None where it is unset."""
@@ -89,10 +90,11 @@ class LayerView:
 
     def _share(self, entry: Entry) -> object:
         value = entry.value
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and any(is_layer_type(name) for name in value):
             return value.get(self.kind)
         if not isinstance(value, (list, tuple, PerLayerValues)):
             return value
+        self.varies = True
         if len(value) < self.num_layers:
             raise ConfigError(f"{entry.where} has {len(value)} entries, expected {self.num_layers}, one per layer")
         return value[self.layer_id] if self.layer_id < len(value) else value[-1]

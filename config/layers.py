@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from .bias import has_sink, is_causal, read_position_bias
 from .block_sparse import is_picking, read_block_sparse
@@ -29,17 +30,30 @@ def read_layers(fields: Fields, num_layers: int, hidden_size: int) -> tuple[tupl
     entry_sources = read_group_sources(fields, "kv_source_layer_ids", num_layers)
     indexers = read_indexers(fields, types)
     layers = []
-    for layer_id, kind in enumerate(types):
-        layer = _base_layer(LayerView(fields, layer_id, kind, num_layers), types, hidden_size)
-        if layer.kind == "none":
-            layers.append(layer)
-            continue
-        layer = dataclasses.replace(layer, kv_source=sources[layer_id], indexer=indexers[layer_id])
-        layers.append(_compress(fields, layer, ratios[layer_id], entry_sources) if ratios else layer)
+    for layer in _base_layers(fields, types, hidden_size):
+        layer_id = layer.layer_id
+        if layer.kind != "none" and (sources[layer_id] != layer_id or indexers[layer_id] is not None):
+            layer = dataclasses.replace(layer, kv_source=sources[layer_id], indexer=indexers[layer_id])
+        attends = layer.kind != "none" and ratios is not None
+        layers.append(_compress(fields, layer, ratios[layer_id], entry_sources) if attends and ratios else layer)
     draft_types = _draft_types(fields, types, drafts)
     return tuple(layers), tuple(
         _draft_layer(fields, layers, num_layers + step, draft_types[step], ratios, hidden_size) for step in range(drafts)
     )
+
+
+def _base_layers(fields: Fields, types: tuple[str, ...], hidden_size: int) -> Iterator[LayerShape]:
+    """Each layer in itself; layers of one type that share every value are worked out once."""
+    alike: dict[str, LayerShape] = {}
+    for layer_id, kind in enumerate(types):
+        if kind in alike:
+            yield dataclasses.replace(alike[kind], layer_id=layer_id, kv_source=layer_id)
+            continue
+        view = LayerView(fields, layer_id, kind, len(types))
+        layer = _base_layer(view, types, hidden_size)
+        if not view.varies:
+            alike[kind] = layer
+        yield layer
 
 
 def _base_layer(view: LayerView, types: tuple[str, ...], hidden_size: int) -> LayerShape:
@@ -49,6 +63,10 @@ def _base_layer(view: LayerView, types: tuple[str, ...], hidden_size: int) -> La
     fields = view.fields
     mla = None if fields.sequence("compress_ratios") or fields.nested("compress_rates") else read_mla(view)
     num_heads = read_num_heads(view)
+    if mla and view.count("num_key_value_heads") not in (None, num_heads):
+        fields.warn(
+            "num_key_value_heads differs from num_attention_heads, which means nothing in MLA; every query head has its own KV"
+        )
     head_dim = mla.qk_head_dim if mla else read_head_dim(view, hidden_size, num_heads)
     return LayerShape(
         layer_id=view.layer_id,

@@ -58,6 +58,7 @@ def _is_without_rope(layer: LayerView) -> bool:
     pattern = layer.fields.known.patterns.get("no_rope_layers")
     if marks is None and pattern is not None:
         marks = pattern.expand(layer.num_layers)
+    layer.varies = layer.varies or marks is not None
     return marks is not None and layer.layer_id < len(marks) and not marks[layer.layer_id]
 
 

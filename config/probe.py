@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from typing import Any
 
 from .kinds import SLIDING, meaning
@@ -17,6 +18,14 @@ STATED_BY = {
 """Facts that follow from a field where the config has it."""
 
 WIDTHS = ("head_dim", "qk_head_dim", "attention_head_dim", "key_value_proj_dim")
+
+AUTO_CLASSES = (
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForImageTextToText",
+    "AutoModelForPreTraining",
+)
 
 SMALL = 13
 """Layers to build: enough to see every layer type of a pattern."""
@@ -79,8 +88,8 @@ def _is_unscaled(module: Any) -> bool:
     """Whether a self-attention module's code never scales its scores (GPT-Neo, T5's copies)."""
     if not any(hasattr(module, name) for name in ("k_proj", "k", "key")):
         return False
-    code = inspect.getsource(type(module))
-    return "matmul" in code and not any(word in code for word in ("scal", "sqrt", "0.5", "attention_interface"))
+    code = re.sub(r"#.*", "", inspect.getsource(type(module)))
+    return "matmul" in code and re.search(r"scale|scaling|sqrt|0\.5|attention_interface", code) is None
 
 
 def _kv_ratio(config: Any, module: Any, width: Any) -> float | None:
@@ -121,18 +130,18 @@ def _facts(seen: _Seen) -> dict[str, Any]:
 
 
 def _build_model(cls: Any) -> tuple[Any, Any]:
+    """A config of few layers and its model on the meta device; nothing where transformers has no model or refuses to build it."""
     import torch
-    from transformers import AutoModel
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+    import transformers
 
-    if cls not in MODEL_MAPPING:
-        return None, None
+    autos = [getattr(transformers, name) for name in AUTO_CLASSES]
+    auto: Any = next((auto for auto in autos if cls in auto._model_mapping), None)
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
-    for kwargs in ({name: SMALL}, {}):
+    for kwargs in ({name: SMALL}, {}) if auto is not None else ():
         try:
             config = cls(**kwargs)
             with torch.device("meta"):
-                return config, AutoModel.from_config(config)
+                return config, auto.from_config(config)
         except Exception:  # noqa: BLE001 - a third-party constructor may raise anything; a model that cannot be built gives no facts
             continue
     return None, None

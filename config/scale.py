@@ -21,7 +21,10 @@ def read_scale(layer: LayerView, head_dim: int, is_mla: bool) -> float:
     power = known if isinstance(known, float) else -0.5
     times = layer.fields.known.facts.get("scale_times")
     scale: float = head_dim**power * (times if isinstance(times, float) else 1.0) * (_yarn_correction(layer) if is_mla else 1.0)
-    return scale / (layer.layer_id + 1) if layer.fields.flag("scale_attn_by_inverse_layer_idx") else scale
+    if layer.fields.flag("scale_attn_by_inverse_layer_idx"):
+        layer.varies = True
+        return scale / (layer.layer_id + 1)
+    return scale
 
 
 def _stated(layer: LayerView) -> float | None:

@@ -70,7 +70,7 @@ def _row(group: list[LayerShape]) -> tuple[str, ...]:
     runs, count = format_runs(one.layer_id for one in group), str(len(group))
     if layer.kind == "none":
         return (runs, count, layer.kind, "", "", "", "", "0", "no attention")
-    cached = "latent" if layer.mla else str(layer.num_kv_heads)
+    cached = f"{layer.mla.kv_lora_rank}+{layer.mla.qk_rope_head_dim}" if layer.mla else str(layer.num_kv_heads)
     widths = f"{layer.head_dim} x {layer.v_head_dim}"
     size = layer.kv_bytes_per_token() + layer.index_bytes_per_token()
     return (runs, count, layer.kind, str(layer.num_heads), cached, widths, _sees(layer), str(size), ", ".join(_notes(layer)))
@@ -85,8 +85,6 @@ def _sees(layer: LayerShape) -> str:
 
 
 def _notes(layer: LayerShape) -> Iterator[str]:
-    if layer.mla:
-        yield f"lora {layer.mla.kv_lora_rank}+{layer.mla.qk_rope_head_dim}"
     if layer.compress_ratio:
         yield f"1/{layer.compress_ratio} entries" + ("" if layer.entry_source == layer.layer_id else f" of {layer.entry_source}")
     if layer.indexer:

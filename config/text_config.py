@@ -17,6 +17,9 @@ THINKER = "thinker_config"
 NESTED = ("text_config", "language_config", "llm_config", "vlm_config")
 DECODERS = ("decoder", "decoder_config", "generator")
 _NOT_FLAT = frozenset({"model_type", "architectures", "dtype", "torch_dtype", "tie_word_embeddings", "transformers_version"})
+DEEPEST = 8
+"""Levels of nesting; no config has half as many, and an object that contains itself would have no end."""
+
 _TRAITS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 
 
@@ -37,6 +40,8 @@ def _is_flat(level: Level, inner: Level) -> bool:
 
 
 def _step(level: Level) -> Level | None:
+    if level.path.count(".") > DEEPEST:
+        raise ConfigError(f"configs are nested too deep to search: {level.path}; expected at most {DEEPEST} levels")
     thinker = _text_child(level, THINKER)
     if thinker is not None:
         return thinker

@@ -7,8 +7,9 @@ else that is not of the expected kind is an error, because no config says it on 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
-from typing import TypeVar
+from typing import SupportsIndex, TypeVar
 
 from .errors import ConfigError
 
@@ -25,11 +26,12 @@ def as_count(value: object, where: str) -> int | None:
         return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int):
+    if not isinstance(value, SupportsIndex):
         raise ConfigError(f"{where} is {value!r}, expected a whole number (None, 0 or a negative number for unset)")
-    if value > LARGEST:
-        raise ConfigError(f"{where} is {value}, expected at most {LARGEST}")
-    return value if value > 0 else None
+    number = operator.index(value)
+    if number > LARGEST:
+        raise ConfigError(f"{where} is {number}, expected at most {LARGEST}")
+    return number if number > 0 else None
 
 
 def as_width(value: object, where: str) -> int | None:

@@ -43,8 +43,10 @@ def _shared_value(layer: LayerView) -> object:
     value = fields.raw("sliding_window")
     pattern = fields.known.patterns.get("sliding_window")
     if pattern is not None and not fields.states("sliding_window"):
+        layer.varies = True
         return pattern.expand(layer.num_layers)[min(layer.layer_id, layer.num_layers - 1)]
     if isinstance(value, (list, tuple)):
+        layer.varies = True
         return value[layer.layer_id % len(value)] if value else None
     if isinstance(value, Mapping):
         return value.get(layer.kind)

@@ -53,9 +53,9 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def as_object(value: Any) -> Any:
-    """The same config as objects with attributes."""
+    """The same config as objects with attributes; per_layer_config stays a mapping, since its keys are numbers."""
     if isinstance(value, dict):
-        return SimpleNamespace(**{name: as_object(item) for name, item in value.items()})
+        return SimpleNamespace(**{name: item if name == "per_layer_config" else as_object(item) for name, item in value.items()})
     return value
 
 
