@@ -52,6 +52,8 @@ class IPEX(VendorBackend, XPUTriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        import torch
+
         from hal.common.vendor.tensors import (
             check_paged,
             empty_results,
@@ -76,7 +78,7 @@ class IPEX(VendorBackend, XPUTriton):
         phase = "decode" if batch.max_query_len == 1 else "prefill"
         kernel = self.choose_kernel("paged_attention", "attention", phase)
         self.check_page(kernel, cache)
-        # The library keeps the heads of a page together.
+        # The library keeps the heads of a page together, [pages, kv_heads, page, width].
         k, v = (pages.transpose(1, 2) for pages in split_pages(cache))
         lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, tokens, causal=True)
         q, result = q.contiguous(), q.new_empty(*q.shape[:2], width)
@@ -89,6 +91,10 @@ class IPEX(VendorBackend, XPUTriton):
                 kernel, q, k, v, table, lengths.clamp(min=1), batch.max_seq_len, result, softmax_scale=softmax_scale
             )
         else:
-            call = build_prefill_call(kernel, q, k, v, batch, result, softmax_scale=softmax_scale)
+            # The prefill kernel takes no strides: it gets the batch's pages as dense copies, one after another.
+            table = batch.block_table[:, : -(-batch.max_seq_len // cache.block_size)].clamp(min=0)
+            k, v = (pages[table.reshape(-1)].contiguous() for pages in (k, v))
+            numbered = torch.arange(table.numel(), dtype=torch.int32, device=q.device).view_as(table)
+            call = build_prefill_call(kernel, q, k, v, batch, numbered, result, softmax_scale=softmax_scale)
         self.resolver.call(call)
         return settle_results(result, None, lengths, q.shape[1], width, out)

@@ -48,11 +48,12 @@ def build_prefill_call(
     k: torch.Tensor,
     v: torch.Tensor,
     batch: PagedBatch,
+    block_table: torch.Tensor,
     out: torch.Tensor,
     *,
     softmax_scale: float,
 ) -> VendorCall:
-    """Causal attention of a batch over pages k, v [pages, kv_heads, page, width]; the argument's name is the library's."""
+    """Causal attention of a batch over dense pages k, v [pages, kv_heads, page, width]; is_cusal is the library's spelling."""
     starts = batch.seq_lens.new_zeros(batch.seq_lens.shape[0] + 1)
     starts[1:] = batch.seq_lens.cumsum(0)
     kwargs = {
@@ -66,7 +67,7 @@ def build_prefill_call(
         "max_seqlen_kv": batch.max_seq_len,
         "scale": softmax_scale,
         "is_cusal": True,
-        "block_tables": batch.block_table,
+        "block_tables": block_table,
         "alibi_slopes": None,
     }
     return VendorCall(target=kernel.target, kwargs=kwargs)

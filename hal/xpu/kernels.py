@@ -74,7 +74,7 @@ class XPUKernels(VendorBackend, XPUTriton):
             k, v = split_pages(cache)
         call = build_call(
             kernel,
-            q,
+            q.contiguous(),
             k,
             v,
             batch.query_start_loc,
@@ -143,7 +143,7 @@ class XPUKernels(VendorBackend, XPUTriton):
         is_padded = kernel.pads_values and v.shape[2] < k.shape[2]
         call = build_call(
             kernel,
-            q,
+            q.contiguous(),
             k,
             pad_to(v, 2, k.shape[2]) if is_padded else v,
             q_start_loc,

@@ -25,7 +25,7 @@ def explain_kernels(
     written = [kernel for kernel in kernels if kernel.call == call]
     if not written:
         named = {family for k in kernels for family in k.families if ATTENTION_CALLS.get(family) == k.call}
-        return (Reason("kind", request.family, frozenset(named)),)
+        return (Reason("kind", request.family, tuple(sorted(named))),)
     here = [kernel for kernel in written if request.device.arch in kernel.archs]
     if not here:
         return (Reason("arch", request.device.arch, _all(kernel.archs for kernel in written)),)
@@ -112,7 +112,7 @@ def _head_reasons(kernel: KernelFacts, request: Request) -> Iterator[Reason]:
     if request.parallel.dcp > 1 and kernel.max_gathered_heads is not None:
         limit = kernel.max_gathered_heads
     if limit is not None and heads > limit:
-        yield Reason("heads", heads, f"at most {limit}")
+        yield Reason("heads", f"{heads} query heads per rank", f"at most {limit}")
 
 
 def _width_reasons(kernel: KernelFacts, call: str, request: Request) -> Iterator[Reason]:

@@ -28,6 +28,8 @@ def make_library(arch: str, release: str) -> Mapping[str, Callable[..., object]]
     def varlen(a: SimpleNamespace) -> None:
         require_int32(cu_seqlens_q=a.cu_seqlens_q, cu_seqlens_kv=a.cu_seqlens_kv, block_tables=a.block_tables)
         require(a.is_cusal, "causal attention")
+        # The real one does not check, and reads other values.
+        require(a.key_cache.is_contiguous() and a.value_cache.is_contiguous(), "the prefill kernel reads dense pages alone")
         lengths = (a.cu_seqlens_kv[1:] - a.cu_seqlens_kv[:-1]).tolist()
         require(a.max_seqlen_kv >= max(lengths, default=0), f"max_seqlen_kv {a.max_seqlen_kv} below {lengths}")
         _attend(a, a.query, a.cu_seqlens_q.tolist(), _fetch(a, lengths), a.scale)

@@ -130,6 +130,8 @@ REMOVALS = (
     Removal("lse_by_name", CURRENT, "sparse_mla", "mixed", aiter_calls, "build_mla_call", published_lse),
     Removal("compacted_rows", PUBLISHED, "sparse_mla", "mixed", tensors, "rows_to_csr", plain_csr),
     Removal("prefill_path", XPU, "paged_attention", "decode", kernels_calls, "MIN_PREFILL_QUERIES", 1, "lse"),
+    Removal("dense_pages", IPEX, "paged_attention", "mixed", torch.Tensor, "contiguous", keep),
+    Removal("dense_query", XPU, "paged_attention", "strided_q", torch.Tensor, "contiguous", keep, "lse"),
     Removal("unbounded_window", FOURTH, "paged_attention", "mixed", CALLS, "_SPELLINGS", {"fa4": no_bound_is_minus_one}),
 )
 
