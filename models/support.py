@@ -49,9 +49,22 @@ def _why_not(layer: LayerShape) -> str:
 def check_rope(module: torch.nn.Module, limits: Limits) -> None:
     """Nothing, or UnsupportedModelError where one long request of a step would change the positions of its neighbours."""
     for child in module.modules():
-        original = getattr(child, "original_max_seq_len", None)
-        if getattr(child, "rope_type", None) in GROWING_ROPE and original and limits.max_model_len > original:
-            raise UnsupportedModelError(
-                f"{type(child).__name__} changes its frequencies for every request of a step once one passes {original} "
-                f"tokens; serve it with max_model_len at most {original} (it is {limits.max_model_len})"
-            )
+        kinds = getattr(child, "rope_type", None)
+        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if kind in GROWING_ROPE and _depends_on_neighbours(child, layer_type, limits.max_model_len):
+                raise UnsupportedModelError(
+                    f"{type(child).__name__} ({kind}) turns every request of a step differently once one of them is long, and "
+                    f"max_model_len {limits.max_model_len} allows that; lower it to the length the model was first trained on"
+                )
+
+
+def _depends_on_neighbours(rotary: torch.nn.Module, layer_type: str | None, max_model_len: int) -> bool:
+    # A fresh copy with real numbers: the model's own may still be on the meta device, and calls leave traces in it.
+    with torch.device("cpu"):
+        fresh = type(rotary)(rotary.config)
+    keywords = {} if layer_type is None else {"layer_type": layer_type}
+    sample = torch.zeros((1, 1, 1))
+    short = torch.tensor([[1, 2, 3]])
+    mixed = torch.tensor([[1, 2, 3, max_model_len - 1]])
+    alone, together = fresh(sample, short, **keywords)[0], fresh(sample, mixed, **keywords)[0]
+    return not torch.equal(alone, together[:, :3])

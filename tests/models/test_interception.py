@@ -15,6 +15,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from hal.common.limits import Limits
 from hal.config import HalError, LayerShape
 from hal.models import UnsupportedModelError, attach
 from hal.models.checks import check_call, check_first_call
@@ -257,3 +258,23 @@ def test_compressed_attention_says_that_it_is_not_built() -> None:
     )  # fmt: skip
     with pytest.raises(HalError):
         attach(build_plain(config))
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"), [("dynamic", {}), ("longrope", {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8})]
+)
+def test_positions_that_depend_on_the_longest_neighbour_are_refused(kind: str, extra: dict[str, object]) -> None:
+    config = transformers.LlamaConfig(
+        **(tiny.COMMON | {"max_position_embeddings": 64}),
+        num_key_value_heads=2,
+        rope_parameters={
+            "rope_type": kind,
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+        | extra,
+    )
+    attach(tiny.build(config), limits=Limits(64, 2, 32)).generate([[1, 2, 3]], 4)
+    with pytest.raises(UnsupportedModelError, match=rf"LlamaRotaryEmbedding \({kind}\) .* max_model_len 65"):
+        attach(tiny.build(config), limits=Limits(65, 2, 32))
