@@ -123,7 +123,7 @@ def test_a_mask_that_is_served_holds_in_every_form(name: str, form: str, force) 
     play(Engine(model(layer), dtype="float64"), [(step, None) for step in SCRIPT])
 
 
-@pytest.mark.parametrize("logits", [4 * 9, 4 * 70, 4 * 1000])
+@pytest.mark.parametrize("logits", [4 * 64, 4 * 70, 4 * 1000])
 def test_scores_in_small_pieces_choose_the_same_keys(logits: int) -> None:
     limits = hal.Limits(64, 6, 48, block_size=4, max_logits_bytes=logits)
     play(Engine(EVERY_KIND, dtype="float64", limits=limits), [(step, None) for step in SCRIPT])

@@ -55,14 +55,21 @@ def test_bound_tensors_give_what_the_definition_gives(kind: str, how: str) -> No
             run_step(engine, step)
 
 
-def test_what_is_written_lands_in_the_engines_tensors() -> None:
+@pytest.mark.parametrize("how", PLACES)
+def test_what_is_written_lands_in_the_engines_pages_and_nowhere_else(how: str) -> None:
     engine = Engine(SHAPES["gqa"])
-    tensors = place(engine.plan.cache_specs(), 8, "tight")
+    tensors = {key: tensor.fill_(torch.nan) for key, tensor in place(engine.plan.cache_specs(), 8, how).items()}
     engine.attention = engine.plan.bind(tensors)
-    run_step(engine, [(0, 5)])
-    page = engine.requests[0].pages[0]
-    k, v = (engine.requests[0].cached[(0, part)][0] for part in ("k", "v"))
-    assert torch.equal(tensors[0][page], torch.cat([k[:4].flatten(1), v[:4].flatten(1)], dim=1))
+    run_step(engine, [(0, 5), (1, 3)])
+    written = 0
+    for running in engine.requests.values():
+        k, v = (running.cached[(0, part)][0] for part in ("k", "v"))
+        rows = torch.cat([k.flatten(1), v.flatten(1)], dim=1)
+        for position, row in enumerate(rows):
+            assert torch.equal(tensors[0][running.pages[position // 4], position % 4], row)
+        written += rows.numel()
+    everything = torch.empty(0, dtype=torch.float32).set_(tensors[0].untyped_storage())
+    assert int((~everything.isnan()).sum()) == written
 
 
 def without(tensors: dict, key: Any) -> dict:

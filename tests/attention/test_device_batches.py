@@ -1,0 +1,138 @@
+"""Batches that an engine already has on the device: the same metadata and results as from host lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hal
+
+from .shapes import gqa, mla, model, sparse
+
+LIMITS = hal.Limits(64, 8, 48, block_size=4)
+BLOCKS = 128
+STEPS = {
+    "decodes": ([1, 1, 1], [5, 9, 1]),
+    "mixed": ([1, 1, 7, 4], [5, 33, 7, 40]),
+    "prefills": ([6, 3], [6, 20]),
+    "one": ([1], [64]),
+    "padded": ([1, 1, 0, 0], [5, 9, 0, 0]),
+}
+KNOWN = ("bounds", "decodes", "lengths")
+
+
+def on_device(queries: list[int], lengths: list[int], tables: np.ndarray, known: str, **changes: Any) -> Any:
+    """The device form of a batch, with more or less of it known to the host."""
+    hints: dict[str, Any] = {"decodes": {"num_decodes": queries.count(1)}}.get(known, {})
+    if known == "lengths":
+        hints = {"query_lens": queries, "seq_lens_upper": lengths}
+    sizes = {"num_tokens": sum(queries), "max_query_len": max(queries), "max_seq_len": max(lengths)}
+    return hal.Batch.from_device(
+        torch.tensor(np.cumsum([0, *queries]), dtype=torch.int32),
+        torch.tensor(lengths, dtype=torch.int32),
+        torch.from_numpy(tables),
+        **{**sizes, **hints, **changes},
+    )
+
+
+def make_tables(count: int) -> np.ndarray:
+    return np.random.default_rng(0).permutation(BLOCKS)[: count * 16].reshape(count, 16).astype(np.int32)
+
+
+@pytest.mark.parametrize("known", KNOWN)
+@pytest.mark.parametrize("name", STEPS)
+def test_metadata_is_the_same_as_from_the_host(name: str, known: str) -> None:
+    query_lens, seq_lens = STEPS[name]
+    tables = make_tables(len(query_lens))
+    plan = hal.plan(model(gqa()), "cpu", limits=LIMITS, dtype="float64")
+    host = plan.open(BLOCKS).build(hal.Batch(query_lens, seq_lens, tables))
+    device = plan.open(BLOCKS).build(on_device(query_lens, seq_lens, tables, known))
+    for field in ("slot_mapping", "positions", "req_id_per_token", "query_start_loc", "seq_lens"):
+        assert torch.equal(getattr(device, field), getattr(host, field)), field
+    if known != "bounds":
+        assert device.num_decode_tokens == host.num_decode_tokens
+
+
+@pytest.mark.parametrize("known", KNOWN)
+@pytest.mark.parametrize("layer", [gqa(), mla(), sparse(topk=5)], ids=["gqa", "mla", "sparse"])
+def test_results_are_the_same_as_from_the_host(layer: hal.config.LayerShape, known: str) -> None:
+    plan = hal.plan(model(layer), "cpu", limits=LIMITS, dtype="float64")
+    attentions = (plan.open(BLOCKS), plan.open(BLOCKS))
+    random = torch.Generator().manual_seed(1)
+    weights = [torch.randn(3, width, 12, generator=random, dtype=torch.float64) for width in (6, 5)] if layer.mla else []
+    for attention in attentions:
+        if weights:
+            attention.bind_weights(0, *weights)
+        for cache in attention.caches.values():
+            cache.storage.copy_(torch.randn(cache.storage.shape, generator=random.manual_seed(2), dtype=torch.float64))
+    query_lens, seq_lens = STEPS["mixed"]
+    tables = make_tables(len(query_lens))
+    batches = (hal.Batch(query_lens, seq_lens, tables), on_device(query_lens, seq_lens, tables, known))
+    results = [_attend(a, layer, b) for a, b in zip(attentions, batches, strict=True)]
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-10)
+
+
+def _attend(attention: hal.Attention, layer: hal.config.LayerShape, batch: Any) -> torch.Tensor:
+    random = torch.Generator().manual_seed(3)
+    metadata = attention.build(batch)
+    tokens = metadata.num_tokens
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(tokens, *shape, generator=random, dtype=torch.float64)
+
+    if layer.mla is None:
+        return attention.attend(0, draw(4, 8), draw(2, 8), draw(2, 6), metadata)
+    index = None
+    if layer.indexer is not None:
+        heads, width = layer.indexer.num_heads, layer.indexer.head_dim
+        index = hal.IndexInputs(draw(heads, width), draw(width), draw(heads))
+    return attention.attend_mla(0, draw(3, 6), draw(3, 4), draw(12), draw(4), metadata, index=index)
+
+
+def test_a_slot_mapping_that_is_given_is_used() -> None:
+    attention = hal.plan(model(gqa()), "cpu", limits=LIMITS, dtype="float64").open(BLOCKS)
+    slots = torch.tensor([77, -1, 3])
+    batch = on_device([1, 1, 1], [5, 9, 1], make_tables(3), "bounds", slot_mapping=slots)
+    assert torch.equal(attention.build(batch).slot_mapping, slots)
+
+
+@pytest.mark.parametrize("block", [-1, -(2**31), BLOCKS, 2**31 - 1])
+def test_a_page_outside_the_pool_is_written_nowhere_and_counted(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = hal.plan(model(gqa()), "cpu", limits=LIMITS, dtype="float64").open(BLOCKS)
+    tables = make_tables(2)
+    tables[1, 2] = block
+    metadata = attention.build(on_device([1, 1], [5, 9], tables, "bounds"))
+    assert metadata.slot_mapping.tolist()[1] == -1
+    assert metadata.slot_mapping.tolist()[0] >= 0
+    assert attention.lost_tokens == 1
+    monkeypatch.setenv("HAL_DEBUG", "1")
+    with pytest.raises(hal.BatchError, match="token 1"):
+        attention.build(on_device([1, 1], [5, 9], tables, "bounds"))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "too_many_tokens": ({"num_tokens": 49}, "49 new tokens"),
+    "too_long": ({"max_seq_len": 65}, "65"),
+    "query_longer_than_request": ({"max_query_len": 10}, "max_query_len 10"),
+    "slots": ({"slot_mapping": torch.zeros(2, dtype=torch.int64)}, "slot_mapping"),
+    "slot_type": ({"slot_mapping": torch.zeros(3, dtype=torch.int32)}, "int64"),
+    "decodes": ({"num_decodes": 4}, "num_decodes is 4"),
+    "lengths": ({"query_lens": [1]}, "query_lens has 1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_host_can_see_is_refused(name: str) -> None:
+    changes, words = REFUSED[name]
+    attention = hal.plan(model(gqa()), "cpu", limits=LIMITS, dtype="float64").open(BLOCKS)
+    with pytest.raises(hal.BatchError, match=words):
+        attention.build(on_device([1, 1, 1], [5, 9, 1], make_tables(3), "bounds", **changes))
+
+
+def test_a_table_that_is_too_narrow_is_refused() -> None:
+    attention = hal.plan(model(gqa()), "cpu", limits=LIMITS, dtype="float64").open(BLOCKS)
+    with pytest.raises(hal.BatchError, match=r"2 columns.*3 pages"):
+        attention.build(on_device([1], [9], make_tables(1)[:, :2].copy(), "bounds"))
