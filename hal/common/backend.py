@@ -36,7 +36,7 @@ CALLS_BY_FAMILY: dict[str, tuple[str, ...]] = {
     "compressed": (*_CACHE, "index_scores", "select_topk", "rows_from_topk", "sparse_mla", "compress_states", *_MERGE),
 }
 PHASED_CALLS = frozenset({"paged_attention", "varlen_attention", "sparse_mla"})
-RESERVED = frozenset({"build", "plan", "select", "supports", "open", "allocate", "attend", "attend_mla"})
+RESERVED = frozenset({"build", "plan", "select", "supports", "open", "allocate", "attend", "attend_mla", "attend_compressed"})
 
 
 class Backend:
@@ -58,7 +58,7 @@ class Backend:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        taken = sorted(RESERVED & cls.__dict__.keys())
+        taken = sorted(name for name in RESERVED if hasattr(cls, name))
         if taken:
             raise TypeError(f"{cls.__qualname__} overrides {', '.join(taken)}: hal does that for every backend alike")
 
@@ -224,6 +224,11 @@ def check_backend(cls: type[Backend]) -> None:
     unknown = cls.capabilities.families - CALLS_BY_FAMILY.keys()
     if unknown:
         raise BackendError(f"{cls.name}: unknown families {sorted(unknown)}; known: {', '.join(CALLS_BY_FAMILY)}")
+    for family in sorted(cls.capabilities.families):
+        if not cls.capabilities.kv_layouts.get(family):
+            raise BackendError(f"{cls.name} serves {family} layers and declares no KV layout for them")
+    if "sparse_mla" in cls.capabilities.families and not cls.capabilities.index_layouts:
+        raise BackendError(f"{cls.name} serves sparse_mla layers and declares no layout for index keys")
     missing = [call for call in required_calls(cls.capabilities) if getattr(cls, call) is getattr(Backend, call)]
     if missing:
         raise BackendError(f"{cls.name} ({cls.__qualname__}) promises calls that it lacks: {', '.join(missing)}")

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BatchError, NotBuiltError
+from .errors import BatchError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .device_batch import DeviceBatch
 
 IntArray = npt.NDArray[np.int32]
+
+_INT32 = np.iinfo(np.int32)
 
 
 class Batch:
@@ -60,10 +67,39 @@ class Batch:
         short: npt.NDArray[np.bool_] = self.query_lens <= decode_len
         return short if self.is_prefilling is None else short & ~self.is_prefilling
 
-    @classmethod
-    def from_device(cls, *_args: Any, **_kwargs: Any) -> Batch:
-        """Not written yet: NotBuiltError. Hand host lengths to Batch(...)."""
-        raise NotBuiltError("Batch.from_device is not written yet; build a Batch from host lengths and block tables")
+    @property
+    def is_single(self) -> bool:
+        """Whether every request has exactly one new token."""
+        return bool((self.query_lens == 1).all())
+
+    @staticmethod
+    def from_device(
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_tables: torch.Tensor | Sequence[torch.Tensor],
+        slot_mapping: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        *,
+        num_tokens: int,
+        max_query_len: int,
+        max_seq_len: int,
+        num_decodes: int | None = None,
+        query_lens: Sequence[int] | None = None,
+        seq_lens_upper: Sequence[int] | None = None,
+    ) -> DeviceBatch:
+        """A step from device tensors as an engine already has them; nothing is copied to the host.
+
+        query_start_loc int32 [requests + 1], seq_lens int32 [requests], block_tables int32 [requests, pages] (one, or one
+        per cache group), slot_mapping int64 [num_tokens] likewise, computed where it is not given. Decodes come first.
+        What the host knows: num_tokens (padded ones included), upper bounds of the lengths, num_decodes; query_lens and
+        seq_lens_upper, exact for prefills, let the index scores be cut finely and MLA prefills be decompressed.
+        BatchError for wrong shapes, types or counts.
+        """
+        from .device_batch import make_device_batch
+
+        sizes = {"num_tokens": num_tokens, "max_query_len": max_query_len, "max_seq_len": max_seq_len}
+        return make_device_batch(
+            query_start_loc, seq_lens, block_tables, slot_mapping, sizes, num_decodes, query_lens, seq_lens_upper
+        )
 
     def _check_lengths(self) -> None:
         if len(self.seq_lens) != self.num_reqs:
@@ -89,7 +125,7 @@ def _host_ints(name: str, values: Any) -> IntArray:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise BatchError(f"{name} must be whole numbers in one dimension, got {array.dtype} with shape {list(array.shape)}")
-    return array.astype(np.int32, copy=False)
+    return _narrow(name, array)
 
 
 def _host_table(table: Any, num_reqs: int) -> IntArray:
@@ -101,4 +137,13 @@ def _host_table(table: Any, num_reqs: int) -> IntArray:
         raise BatchError(
             f"a block table is {array.dtype} with shape {list(array.shape)}; expected whole numbers [{num_reqs}, pages]"
         )
-    return array.astype(np.int32, copy=False)
+    return _narrow("a block table", array)
+
+
+def _narrow(name: str, array: npt.NDArray[Any]) -> IntArray:
+    if array.dtype == np.int32:
+        return array
+    outside = (array < _INT32.min) | (array > _INT32.max)
+    if outside.any():
+        raise BatchError(f"{name} holds {array[outside][0]}, which 32 bits cannot; expected {_INT32.min} to {_INT32.max}")
+    return array.astype(np.int32)

@@ -39,9 +39,12 @@ class KVCache:
         dtype = str(self.storage.dtype).removeprefix("torch.")
         if dtype != self.layout.dtype:
             raise LayoutError(f"cache storage is {dtype}; layout {self.layout.name!r} was made for {self.layout.dtype}")
-        if self.storage.stride(2) != 1 or self.storage.stride(0) % self.storage.stride(1):
+        page, row, element = self.storage.stride()
+        starts_on_rows = row >= self.layout.width and page % row == 0 and page >= row * self.rows_per_page
+        if self.num_pages and self.layout.width and (element != 1 or not starts_on_rows):
             raise LayoutError(
-                f"cache storage has strides {self.storage.stride()}; the last must be 1 and a page must start on a whole row"
+                f"cache storage has strides {self.storage.stride()}; elements must be dense, rows at least {self.layout.width} "
+                f"apart and pages a whole number of rows apart, at least {self.rows_per_page}"
             )
 
     @property

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from .batch import Batch
 from .chunks import plan_scores
-from .kernels import PagedBatch
+from .device_batch import DeviceBatch, check_device_batch
+from .environment import read_variable
+from .errors import BatchError
+from .fill import arrange, fill_from_device, fill_from_host, step_regions
+from .kernels import IndexerChunk, PagedBatch
 from .mla_runs import plan_runs
 from .staging import Staging
-from .step import GroupStep, MLAKind, MLARun, Phase, StepMetadata
+from .step import GroupStep, MLAKind, MLARun, Phase, StepMetadata, mla_kind
 from .validation import check_batch
 from .workspace import context_rows
 
 if TYPE_CHECKING:
     from .plan import Plan
-
-Ints = npt.NDArray[Any]
 
 
 class MetadataBuilder:
@@ -40,23 +41,21 @@ class MetadataBuilder:
         self._topks = tuple(sorted(topks))
         self._num_groups = max(1, len(plan.groups))
         self._cursor = 0
-        self._staging = Staging(self._regions(), torch_device)
+        limits = plan.limits
+        regions = step_regions(limits.max_num_seqs, limits.max_num_batched_tokens, plan.block_table_width, self._num_groups)
+        regions["runs"] = ((sum(self._run_numbers(kind) for kind in self._kinds),), "int32")
+        self._staging = Staging(regions, torch_device)
+        self._lost = torch.zeros((), dtype=torch.int64, device=torch_device)
 
-    def build(self, batch: Batch) -> StepMetadata:
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens of device batches, so far, whose page was none of the pool's; reading it waits for the device."""
+        return int(self._lost)
+
+    def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
         """The metadata of a step; BatchError, with nothing written, for a batch that the plan or the caches do not allow."""
-        plan = self.plan
-        check_batch(batch, plan.limits, plan.block_size, self.num_blocks, self._num_groups)
-        self.step_id += 1
-        decodes = batch.decodes(1 + plan.num_spec_tokens)
-        num_decodes = int(decodes.sum())
-        is_ordered = bool(decodes[:num_decodes].all())
-        order = None if is_ordered else np.argsort(~decodes, kind="stable")
-        self._fill_engine_order(batch)
-        self._fill_execution_order(batch, order, num_decodes)
         self._cursor = 0
-        metadata = self._assemble(batch, order, num_decodes)
-        self._staging.upload()
-        return metadata
+        return self._build_from_device(batch) if isinstance(batch, DeviceBatch) else self._build_from_host(batch)
 
     def build_for_capture(self, num_reqs: int, num_tokens: int) -> StepMetadata:
         """The metadata of a made-up step of this size, lengths spread evenly, for capturing a graph or warming up."""
@@ -65,28 +64,63 @@ class MetadataBuilder:
         query_lens = np.full(num_reqs, num_tokens // num_reqs)
         query_lens[: num_tokens % num_reqs] += 1
         pages = -(-int(query_lens.max()) // self.plan.block_size)
-        return self.build(Batch(query_lens, query_lens, np.zeros((num_reqs, pages), np.int32)))
+        metadata = self.build(Batch(query_lens, query_lens, np.zeros((num_reqs, pages), np.int32)))
+        # Its pages belong to running requests: the made-up tokens must not be written to them.
+        self._staging.host["slots"][:, :num_tokens] = -1
+        self._staging.upload()
+        return metadata
 
-    def _regions(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        limits, groups = self.plan.limits, self._num_groups
-        requests, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-        width = self.plan.block_table_width
-        return {
-            "positions": ((tokens,), "int64"),
-            "token_order": ((tokens,), "int64"),
-            "slots": ((groups, tokens), "int64"),
-            "req_id": ((tokens,), "int32"),
-            "phase_req_id": ((tokens,), "int32"),
-            "key_bounds": ((tokens,), "int32"),
-            "starts": ((requests + 1,), "int32"),
-            "seq_lens": ((requests,), "int32"),
-            "decode_starts": ((requests + 1,), "int32"),
-            "prefill_starts": ((requests + 1,), "int32"),
-            "runs": ((sum(self._run_numbers(kind) for kind in self._kinds),), "int32"),
-            "ordered_lens": ((requests,), "int32"),
-            "tables": ((groups, requests, width), "int32"),
-            "ordered_tables": ((groups, requests, width), "int32"),
-        }
+    def _build_from_host(self, batch: Batch) -> StepMetadata:
+        plan = self.plan
+        check_batch(batch, plan.limits, plan.block_size, self.num_blocks, self._num_groups)
+        self.step_id += 1
+        step = arrange(batch, 1 + plan.num_spec_tokens)
+        fill_from_host(step, self._staging.host, plan.block_size)
+        order, first = step.order, step.num_decodes
+        queries, lengths = batch.query_lens, batch.seq_lens
+        if order is not None:
+            queries, lengths = queries[order], lengths[order]
+        query_lens, seq_lens = queries.tolist(), lengths.tolist()
+        metadata = self._assemble(
+            sizes=(batch.num_reqs, batch.num_tokens, step.padded_reqs, step.padded_tokens),
+            longest=(max(query_lens, default=0), max(seq_lens, default=0)),
+            num_decodes=first,
+            is_ordered=order is None,
+            phases=(
+                self._host_phase("decode", query_lens, seq_lens, slice(0, first), 0, order is None),
+                self._host_phase(
+                    "prefill", query_lens, seq_lens, slice(first, batch.num_reqs), sum(query_lens[:first]), order is None
+                ),
+            ),
+        )
+        self._staging.upload()
+        return metadata
+
+    def _build_from_device(self, batch: DeviceBatch) -> StepMetadata:
+        plan, device = self.plan, self._staging.device
+        check_device_batch(batch, plan.limits, plan.block_size, self._num_groups, self._lost.device)
+        first = batch.count_decodes(1 + plan.num_spec_tokens)
+        decode_tokens = batch.count_decode_tokens(first, 1 + plan.num_spec_tokens)
+        self.step_id += 1
+        metadata = self._assemble(
+            sizes=(batch.num_reqs, batch.num_tokens, batch.num_reqs, batch.num_tokens),
+            longest=(batch.max_query_len, batch.max_seq_len),
+            num_decodes=first,
+            is_ordered=True,
+            phases=(
+                self._device_phase("decode", batch, slice(0, first), slice(0, decode_tokens)),
+                self._device_phase("prefill", batch, slice(first, batch.num_reqs), slice(decode_tokens, batch.num_tokens)),
+            ),
+        )
+        self._staging.upload()
+        # After the upload, which would overwrite what is computed on the device.
+        lost = fill_from_device(batch, device, plan.block_size, self.num_blocks, first)
+        if batch.slot_mapping is None:
+            self._lost += lost.sum()
+            if read_variable("HAL_DEBUG") == "1" and bool(lost.any()):
+                token = int(lost.nonzero()[0])
+                raise BatchError(f"token {token} lies on a page that is none of the pool's {self.num_blocks}")
+        return metadata
 
     def _run_numbers(self, kind: MLAKind) -> int:
         """The most numbers that one kind's runs place: a run has two per request, a chunk three per request that it covers."""
@@ -105,127 +139,116 @@ class MetadataBuilder:
         self._cursor = span.stop
         return self._staging.device["runs"][span]
 
-    def _fill_engine_order(self, batch: Batch) -> None:
-        host, block_size = self._staging.host, self.plan.block_size
-        num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
-        padded_reqs, padded_tokens = _padded(batch)
-        starts = host["starts"]
-        starts[0] = 0
-        np.cumsum(batch.query_lens, out=starts[1 : num_reqs + 1])
-        starts[num_reqs + 1 : padded_reqs + 1] = num_tokens
-        host["seq_lens"][:num_reqs] = batch.seq_lens
-        host["seq_lens"][num_reqs:padded_reqs] = 0
-        req_id, positions = host["req_id"], host["positions"]
-        if num_tokens:
-            req_id[:num_tokens] = np.repeat(np.arange(num_reqs, dtype=np.int32), batch.query_lens)
-            # A token's position is its index in the step moved by where its request's new tokens begin.
-            shift = batch.seq_lens - batch.query_lens - starts[:num_reqs]
-            np.add(np.arange(num_tokens), shift[req_id[:num_tokens]], out=positions[:num_tokens])
-        req_id[num_tokens:padded_tokens] = 0
-        positions[num_tokens:padded_tokens] = 0
-        page, offset = np.divmod(positions[:num_tokens], block_size)
-        for group in range(self._num_groups):
-            table = batch.block_tables[group if len(batch.block_tables) > 1 else 0]
-            columns = min(table.shape[1], self.plan.block_table_width)
-            host["tables"][group, :num_reqs, :columns] = table[:, :columns]
-            host["tables"][group, num_reqs:padded_reqs] = 0
-            slots = host["slots"][group]
-            slots[:num_tokens] = table[req_id[:num_tokens], page].astype(np.int64) * block_size + offset
-            slots[num_tokens:padded_tokens] = -1
-
-    def _fill_execution_order(self, batch: Batch, order: Ints | None, num_decodes: int) -> None:
-        host = self._staging.host
-        num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
-        query_lens = batch.query_lens if order is None else batch.query_lens[order]
-        starts = host["starts"][: num_reqs + 1]
-        if order is None:
-            ordered_starts = starts
-            host["key_bounds"][:num_tokens] = host["positions"][:num_tokens] + 1
-        else:
-            ordered_starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
-            source = starts[:-1][order] - ordered_starts[:-1]
-            token_order = host["token_order"][:num_tokens]
-            np.add(np.arange(num_tokens), np.repeat(source, query_lens), out=token_order)
-            host["key_bounds"][:num_tokens] = host["positions"][token_order] + 1
-            host["ordered_lens"][:num_reqs] = batch.seq_lens[order]
-            host["ordered_tables"][:, :num_reqs] = host["tables"][:, order]
-        first = int(ordered_starts[num_decodes])
-        host["decode_starts"][: num_decodes + 1] = ordered_starts[: num_decodes + 1]
-        host["prefill_starts"][: num_reqs - num_decodes + 1] = ordered_starts[num_decodes:] - first
-        req_id = np.repeat(np.arange(num_reqs, dtype=np.int32), query_lens)
-        req_id[first:] -= num_decodes
-        host["phase_req_id"][:num_tokens] = req_id
-
-    def _assemble(self, batch: Batch, order: Ints | None, num_decodes: int) -> StepMetadata:
+    def _assemble(
+        self,
+        *,
+        sizes: tuple[int, int, int, int],
+        longest: tuple[int, int],
+        num_decodes: int,
+        is_ordered: bool,
+        phases: tuple[Phase | None, Phase | None],
+    ) -> StepMetadata:
         device = self._staging.device
-        num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
-        padded_reqs, padded_tokens = _padded(batch)
-        query_lens, seq_lens = batch.query_lens, batch.seq_lens
-        max_query_len, max_seq_len = int(query_lens.max(initial=0)), int(seq_lens.max(initial=0))
+        num_reqs, num_tokens, padded_reqs, padded_tokens = sizes
         starts, lens = device["starts"][: padded_reqs + 1], device["seq_lens"][:padded_reqs]
         groups = tuple(
             GroupStep(
-                batch=PagedBatch(starts, lens, device["tables"][group, :padded_reqs], max_query_len, max_seq_len, num_decodes),
+                batch=PagedBatch(starts, lens, device["tables"][group, :padded_reqs], *longest, num_decodes if is_ordered else 0),
                 slot_mapping=device["slots"][group, :padded_tokens],
             )
             for group in range(self._num_groups)
         )
-        if order is not None:
-            query_lens, seq_lens = query_lens[order], seq_lens[order]
-        queries, lengths = query_lens.tolist(), seq_lens.tolist()
         return StepMetadata(
+            owner=self,
             step_id=self.step_id,
             num_reqs=num_reqs,
             num_tokens=num_tokens,
             num_tokens_padded=padded_tokens,
-            max_query_len=max_query_len,
-            max_seq_len=max_seq_len,
+            max_query_len=longest[0],
+            max_seq_len=longest[1],
             query_start_loc=starts,
             seq_lens=lens,
             positions=device["positions"][:padded_tokens],
             req_id_per_token=device["req_id"][:padded_tokens],
             groups=groups,
-            token_order=None if order is None else device["token_order"][:num_tokens],
-            decode=self._phase(queries, lengths, slice(0, num_decodes), 0, order is None, "decode_starts"),
-            prefill=self._phase(
-                queries, lengths, slice(num_decodes, num_reqs), sum(queries[:num_decodes]), order is None, "prefill_starts"
-            ),
+            token_order=None if is_ordered else device["token_order"][:num_tokens],
+            decode=phases[0],
+            prefill=phases[1],
         )
 
-    def _phase(
+    def _host_phase(
         self,
+        name: str,
         query_lens: Sequence[int],
         seq_lens: Sequence[int],
         requests: slice,
         first_token: int,
         is_ordered: bool,
-        starts: str,
     ) -> Phase | None:
         queries, lengths = query_lens[requests], seq_lens[requests]
         num_tokens = sum(queries)
         if not num_tokens:
             return None
-        device, plan = self._staging.device, self.plan
+        return self._phase(
+            name,
+            requests,
+            slice(first_token, first_token + num_tokens),
+            (max(queries), max(lengths)),
+            is_ordered,
+            chunks={topk: plan_scores(queries, lengths, topk, self._max_scores) for topk in self._topks},
+            runs={} if name == "decode" else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},
+        )
+
+    def _device_phase(self, name: str, batch: DeviceBatch, requests: slice, tokens: slice) -> Phase | None:
+        if tokens.start == tokens.stop:
+            return None
+        longest = (batch.max_query_len, batch.max_seq_len)
+        if batch.query_lens is None or batch.seq_lens_upper is None:
+            # Without host lengths every token may see max_seq_len keys, and MLA stays absorbed, which needs none.
+            chunks = {topk: _even_chunks(batch, requests, tokens, topk, self._max_scores) for topk in self._topks}
+            return self._phase(name, requests, tokens, longest, True, chunks=chunks, runs={})
+        queries, lengths = batch.query_lens[requests], batch.seq_lens_upper[requests]
+        return self._phase(
+            name,
+            requests,
+            tokens,
+            longest,
+            True,
+            chunks={topk: plan_scores(queries, lengths, topk, self._max_scores) for topk in self._topks},
+            runs={} if name == "decode" else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},
+        )
+
+    @property
+    def _max_scores(self) -> int:
+        return self.plan.limits.max_logits_bytes // 4
+
+    def _phase(
+        self,
+        name: str,
+        requests: slice,
+        tokens: slice,
+        longest: tuple[int, int],
+        is_ordered: bool,
+        *,
+        chunks: Mapping[int, tuple[IndexerChunk, ...]],
+        runs: Mapping[MLAKind, tuple[MLARun, ...]],
+    ) -> Phase:
+        device = self._staging.device
+        count = requests.stop - requests.start
+        starts = device[f"{name}_starts"][: count + 1]
         lens = device["seq_lens" if is_ordered else "ordered_lens"][requests]
         tables = device["tables" if is_ordered else "ordered_tables"][:, requests]
-        tokens = slice(first_token, first_token + num_tokens)
-        max_query_len, max_seq_len = max(queries), max(lengths)
-        is_decode = starts == "decode_starts"
-        starts_loc = device[starts][: len(queries) + 1]
-        max_scores = plan.limits.max_logits_bytes // 4
+        num_decodes = count if name == "decode" else 0
         return Phase(
-            name="decode" if is_decode else "prefill",
+            name=name,
             requests=requests,
             tokens=tokens,
-            batches=tuple(
-                PagedBatch(starts_loc, lens, table, max_query_len, max_seq_len, len(queries) if is_decode else 0)
-                for table in tables
-            ),
+            batches=tuple(PagedBatch(starts, lens, table, *longest, num_decodes) for table in tables),
             req_id=device["phase_req_id"][tokens],
             key_bounds=device["key_bounds"][tokens],
-            max_seq_len=max_seq_len,
-            chunks={topk: plan_scores(queries, lengths, topk, max_scores) for topk in self._topks},
-            runs={} if is_decode else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},
+            max_seq_len=longest[1],
+            chunks=chunks,
+            runs=runs,
         )
 
     def _runs(self, kind: MLAKind, query_lens: Sequence[int], seq_lens: Sequence[int]) -> tuple[MLARun, ...]:
@@ -240,16 +263,23 @@ class MetadataBuilder:
         )
 
 
-def _padded(batch: Batch) -> tuple[int, int]:
-    requests = batch.num_reqs if batch.num_reqs_padded is None else batch.num_reqs_padded
-    tokens = batch.num_tokens if batch.num_tokens_padded is None else batch.num_tokens_padded
-    return requests, tokens
+def _even_chunks(batch: DeviceBatch, requests: slice, tokens: slice, topk: int, max_scores: int) -> tuple[IndexerChunk, ...]:
+    """Chunks of as many tokens as fit when each sees max_seq_len keys; none where no token can see more than topk."""
+    if batch.max_seq_len <= topk:
+        return ()
+    count, rows = tokens.stop - tokens.start, max(1, max_scores // batch.max_seq_len)
+    return tuple(
+        IndexerChunk(
+            token_start=start,
+            token_stop=min(start + rows, count),
+            request_start=0,
+            request_stop=requests.stop - requests.start,
+            max_seq_len=batch.max_seq_len,
+        )
+        for start in range(0, count, rows)
+    )
 
 
 def _mla_kinds(plan: Plan) -> tuple[MLAKind, ...]:
-    kinds = {
-        MLAKind(mla=layer.mla, topk=layer.indexer.topk if layer.indexer is not None else None): None
-        for layer in plan.shape.layers
-        if layer.mla is not None
-    }
-    return tuple(kinds)
+    kinds = dict.fromkeys(mla_kind(layer) for layer in plan.shape.layers)
+    return tuple(kind for kind in kinds if kind is not None)

@@ -11,7 +11,7 @@ from hal.config import LayerShape
 
 from .kernels import KVCache, PagedBatch, Segment
 from .parallel import Parallel
-from .step import ContextChunk, MLAKind, MLARun, Phase, StepMetadata
+from .step import ContextChunk, MLARun, Phase, StepMetadata, mla_kind
 from .topk import TopkState
 from .workspace import MAX_EXPANDED_BYTES
 
@@ -38,6 +38,7 @@ def attend_mla(
     sink: torch.Tensor | None,
     out: torch.Tensor,
     parallel: Parallel,
+    can_mask: bool,
 ) -> None:
     """Write out [tokens, heads, v_head_dim] for inputs (q_nope, q_rope, latent, k_rope), all in the engine's order.
 
@@ -46,23 +47,28 @@ def attend_mla(
     order = metadata.token_order
     ordered = inputs if order is None else tuple(tensor.index_select(0, order) for tensor in inputs)
     call = _Call(
-        layer=layer, kernels=kernels, cache=cache, group=group, weights=weights, choice=choice, sink=sink, parallel=parallel
+        layer=layer,
+        kernels=kernels,
+        cache=cache,
+        group=group,
+        weights=weights,
+        choice=choice,
+        sink=sink,
+        parallel=parallel,
+        can_mask=can_mask,
     )
+    kind = mla_kind(layer)
     for phase in metadata.phases:
         tokens = phase.tokens
         target = out[tokens] if order is None else out.new_empty((tokens.stop - tokens.start, *out.shape[1:]))
         piece = tuple(tensor[tokens] for tensor in ordered)
-        runs = phase.runs.get(_kind(layer), ()) if weights is not None else ()
+        runs = phase.runs.get(kind, ()) if weights is not None and kind is not None else ()
         if not runs:
             call.attend_absorbed(phase, slice(0, tokens.stop - tokens.start), phase.batches[group], piece, target)
         for run in runs:
             call.attend_run(phase, run, piece, target)
         if order is not None:
             out.index_copy_(0, order[tokens], target)
-
-
-def _kind(layer: LayerShape) -> MLAKind:
-    return MLAKind(mla=_mla(layer), topk=layer.indexer.topk if layer.indexer is not None else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +83,11 @@ class _Call:
     choice: TopkState | None
     sink: torch.Tensor | None
     parallel: Parallel
+    can_mask: bool
 
     def attend_run(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        if run.form == "absorbed":
+        is_masked = self.choice is not None and (run.max_seq_len > _topk(self.layer) or self.choice.is_explicit)
+        if run.form == "absorbed" or (is_masked and not self.can_mask):
             table = phase.batches[self.group]
             batch = PagedBatch(
                 run.q_start_loc,
@@ -90,7 +98,7 @@ class _Call:
             )
             self.attend_absorbed(phase, run.tokens, batch, inputs, out)
         else:
-            self._attend_decompressed(phase, run, inputs, out)
+            self._attend_decompressed(phase, run, inputs, out, is_masked)
 
     def attend_absorbed(
         self, phase: Phase, tokens: slice, batch: PagedBatch, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
@@ -104,7 +112,15 @@ class _Call:
         scale = self.layer.softmax_scale
         if self.choice is None:
             result, lse = self.kernels("paged_attention", phase.name)(
-                q, self.cache, batch, softmax_scale=scale, window=self.layer.window, need_lse=need_lse
+                q,
+                self.cache,
+                batch,
+                softmax_scale=scale,
+                window=self.layer.window,
+                chunk=self.layer.chunk,
+                softcap=self.layer.softcap,
+                causal=self.layer.causal,
+                need_lse=need_lse,
             )
         else:
             rows, valid = self.choice.rows(self.layer, self.kernels, self.cache, self.group, phase, self.parallel)
@@ -119,14 +135,16 @@ class _Call:
             result = self.kernels("apply_sink")(result, lse, self.sink)
         out[tokens] = result if self.weights is None else _project(result, self.weights.w_uv.transpose(1, 2))
 
-    def _attend_decompressed(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+    def _attend_decompressed(
+        self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor, is_masked: bool
+    ) -> None:
         """Keys and values are made per head from the latents: the new tokens' from the inputs, earlier ones' from the cache."""
         weights = self.weights
         if weights is None:
             raise TypeError("a decompressed run needs the up-projections")
         piece = tuple(tensor[run.tokens] for tensor in inputs)
         selected = None
-        if self.choice is not None and run.max_seq_len > _topk(self.layer):
+        if self.choice is not None and is_masked:
             selected = self.choice.ids(self.layer, phase)[run.tokens]
         for heads in self._head_slices(weights, run):
             part = MLAWeights(w_uk=weights.w_uk[heads], w_uv=weights.w_uv[heads])

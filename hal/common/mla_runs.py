@@ -35,7 +35,8 @@ def plan_runs(
     place: Place,
 ) -> tuple[MLARun, ...]:
     """The runs of a phase, in its order. place turns host numbers into an int32 tensor on the device."""
-    forms = [choose_form(kind, query, seq, can_mask) for query, seq in zip(query_lens, seq_lens, strict=True)]
+    lengths = zip(query_lens, seq_lens, strict=True)
+    forms = [choose_form(kind, *each, can_mask) if kind.is_plain else "absorbed" for each in lengths]
     starts = [0, *accumulate(query_lens)]
     runs = []
     for form, members in groupby(range(len(forms)), key=forms.__getitem__):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from .errors import CapacityError
@@ -39,25 +40,24 @@ class PagePool:
 
     def share(self, pages: Iterable[int]) -> list[int]:
         """The same pages with one more holder each; ValueError, with nothing changed, for a page that nobody holds."""
-        wanted = self._checked(pages)
+        wanted = list(pages)
+        self._check_held(set(wanted))
         for page in wanted:
             self._holders[page] += 1
         return wanted
 
     def free(self, pages: Iterable[int]) -> None:
         """One holder less for each page, and the page back where that was the last; ValueError as for share."""
-        for page in self._checked(pages):
+        wanted = list(pages)
+        self._check_held(wanted)
+        for page in wanted:
             self._holders[page] -= 1
             if not self._holders[page]:
                 self._free.append(page)
 
-    def _checked(self, pages: Iterable[int]) -> list[int]:
-        wanted = list(pages)
-        counts: dict[int, int] = {}
-        for page in wanted:
+    def _check_held(self, pages: Iterable[int]) -> None:
+        for page, count in Counter(pages).items():
             if not 0 <= page < self.num_pages:
                 raise ValueError(f"page {page} is not of this pool, which has pages 0 to {self.num_pages - 1}")
-            counts[page] = counts.get(page, 0) + 1
-            if counts[page] > self._holders[page]:
-                raise ValueError(f"page {page} is held {self._holders[page]} times and named {counts[page]} times; freed twice?")
-        return wanted
+            if count > self._holders[page]:
+                raise ValueError(f"page {page} is held {self._holders[page]} times and named {count} times; freed twice?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from hal.config import LayerShape, ModelShape
@@ -164,13 +165,13 @@ class Plan:
 
         CapacityError, before anything is allocated, where they do not fit in the device's memory.
         """
-        from .attention import open_attention
+        from .opening import open_attention
 
         return open_attention(self, num_blocks, group)
 
     def bind(self, caches: Mapping[int | tuple[int, str], torch.Tensor], group: Any = None) -> Attention:
         """An Attention on the engine's own tensors, keyed and shaped as cache_specs() says; LayoutError where one is not."""
-        from .attention import bind_attention
+        from .opening import bind_attention
 
         return bind_attention(self, caches, group)
 
@@ -189,7 +190,7 @@ def plan(
     num_spec_tokens: int = 0,
     need_lse: bool = False,
 ) -> Plan:
-    """The plan of a model on a device: this machine's best one by default.
+    """The plan of a model on a device: this machine's best one by default; a target's name means this machine's where it has one.
 
     dtype is the model's unless given. software None takes what is installed for a present device, and every library for
     another. NoBackend where a layer cannot be served; no tensor is made.
@@ -200,18 +201,20 @@ def plan(
     dtype = dtype_name(dtype or shape.dtype or "bfloat16")
     if software is None and device.present:
         software = installed()
-    selections: list[Selection | None] = []
-    block_size = limits.block_size
-    for layer in shape.layers:
-        if layer.kind in ("none", "cross"):
-            selections.append(None)
-            continue
-        request = Request(layer, device, dtype, kv_layout, block_size, parallel, software, graphs, num_spec_tokens, need_lse)
-        selection = select(request, backend)
-        # One page size for all layers: the first layer's backend decides it, and the others are asked whether they agree.
-        block_size = selection.block_size
-        selections.append(selection)
-    block_size = block_size or 16
+
+    def select_layers(block_size: int | None) -> list[Selection | None]:
+        wishes = (dtype, kv_layout, block_size, parallel, software, graphs, num_spec_tokens, need_lse)
+        return [
+            None if layer.kind in ("none", "cross") else select(Request(layer, device, *wishes), backend)
+            for layer in shape.layers
+        ]
+
+    selections = select_layers(limits.block_size)
+    sizes = {selection.block_size for selection in selections if selection is not None}
+    block_size = lcm(*sizes) if sizes else limits.block_size or 16
+    if len(sizes) > 1:
+        # One page size for all layers: the least that is a multiple of each backend's own, if every one takes it.
+        selections = select_layers(block_size)
     groups = _group_layers(shape.layers, selections, dtype, parallel, block_size)
     return Plan(
         shape=shape,
@@ -236,7 +239,10 @@ def installed() -> Software:
 def _resolve_device(device: Device | str | None) -> Device:
     if device is None:
         return detect()[0]
-    return Device.from_arch(device) if isinstance(device, str) else device
+    if isinstance(device, Device):
+        return device
+    wanted = Device.from_arch(device)
+    return next((found for found in detect() if found.target == wanted.target), wanted)
 
 
 def _default_limits(shape: ModelShape) -> Limits:

@@ -18,7 +18,7 @@ _SENTENCES = {
     "block_size": "block size {have} does not fit {want}",
     "head_dim": "head_dim {have} is not {want}",
     "v_head_dim": "v_head_dim {have} is not {want}",
-    "heads": "{have} query heads per rank, it takes {want}",
+    "heads": "{have}, it takes {want}",
     "topk_width": "top-k width {have} is not {want}",
     "window": "a window of {have} keys, it takes {want}",
     "sink": "attention sinks: {have}, it takes {want}",
@@ -52,6 +52,11 @@ class Reason:
     def __post_init__(self) -> None:
         if self.code not in _SENTENCES:
             raise ValueError(f"unknown reason code {self.code!r}; codes: {', '.join(CODES)}")
+        # A set has no order of its own: sorted, the same reason reads and serialises the same in every process.
+        for name in ("have", "want"):
+            value = getattr(self, name)
+            if isinstance(value, (frozenset, set)):
+                object.__setattr__(self, name, tuple(sorted(value, key=lambda item: (str(type(item)), item))))
 
     def __str__(self) -> str:
         text = _SENTENCES[self.code].format(have=show(self.have), want=show(self.want))
@@ -67,8 +72,8 @@ def show(value: object) -> str:
     """A value as a person writes it: collections as "a, b or c", None as "none"."""
     if value is None:
         return "none"
-    if isinstance(value, (tuple, list, frozenset, set)):
-        items = [show(item) for item in (sorted(value, key=str) if isinstance(value, (frozenset, set)) else value)]
+    if isinstance(value, (tuple, list)):
+        items = [show(item) for item in value]
         return items[0] if len(items) == 1 else ", ".join(items[:-1]) + (f" or {items[-1]}" if items else "nothing")
     return str(value)
 

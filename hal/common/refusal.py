@@ -52,20 +52,20 @@ def _library_reasons(backend: type[Backend], request: Request) -> Iterator[Reaso
 
 def _kind_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
     family = request.family
-    if family == "compressed" and family not in capabilities.families:
-        yield Reason("compressed", f"ratio {request.layer.compress_ratio}", "uncompressed layers")
-        return
-    if family not in capabilities.families:
-        yield Reason("kind", family, capabilities.families)
-        return
     if request.dtype not in capabilities.dtypes:
         yield Reason("dtype", request.dtype, capabilities.dtypes)
-    layouts = capabilities.kv_layouts.get(family, ())
-    if request.kv_layout not in ("auto", *layouts):
-        yield Reason("kv_layout", request.kv_layout, layouts)
     multiple = capabilities.block_size_multiple
     if request.block_size is not None and request.block_size % multiple:
         yield Reason("block_size", request.block_size, f"multiples of {multiple}")
+    if family not in capabilities.families:
+        if family == "compressed":
+            yield Reason("compressed", f"ratio {request.layer.compress_ratio}", "uncompressed layers")
+        else:
+            yield Reason("kind", family, capabilities.families)
+        return
+    layouts = capabilities.kv_layouts.get(family, ())
+    if request.kv_layout not in ("auto", *layouts):
+        yield Reason("kv_layout", request.kv_layout, layouts)
 
 
 def _width_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
@@ -76,9 +76,9 @@ def _width_reasons(capabilities: Capabilities, request: Request) -> Iterator[Rea
         yield Reason("v_head_dim", layer.v_head_dim, capabilities.v_head_dims)
     tp = request.parallel.tp
     if layer.num_heads % tp:
-        yield Reason("heads", f"{layer.num_heads} over {tp} ranks", "a tp that divides the query heads")
+        yield Reason("heads", f"{layer.num_heads} query heads over {tp} ranks", "a tp that divides them")
     elif capabilities.max_heads is not None and request.heads_on_rank > capabilities.max_heads:
-        yield Reason("heads", request.heads_on_rank, f"at most {capabilities.max_heads}")
+        yield Reason("heads", f"{request.heads_on_rank} query heads per rank", f"at most {capabilities.max_heads}")
     kv_heads = layer.num_kv_heads
     if layer.kind == "attention" and kv_heads and kv_heads % tp and tp % kv_heads:
         yield Reason("heads", f"{kv_heads} KV heads over {tp} ranks", "a tp that divides them or is a multiple")
@@ -93,15 +93,17 @@ def _width_reasons(capabilities: Capabilities, request: Request) -> Iterator[Rea
 
 def _mask_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
     layer = request.layer
-    if layer.window is not None and not capabilities.window:
+    # What an indexer leaves is attended to as it is: the sparse call knows no window, chunk, softcap or future.
+    is_sparse = layer.indexer is not None
+    if layer.window is not None and (is_sparse or not capabilities.window):
         yield Reason("window", layer.window, "full attention only")
-    if layer.chunk is not None and not capabilities.chunk:
+    if layer.chunk is not None and (is_sparse or not capabilities.chunk):
         yield Reason("chunk", layer.chunk, "unchunked attention only")
-    if layer.softcap is not None and not capabilities.softcap:
+    if layer.softcap is not None and (is_sparse or not capabilities.softcap):
         yield Reason("softcap", layer.softcap, "no softcap")
     if layer.sink and not capabilities.sink:
         yield Reason("sink", "the layer has them", "layers without sinks")
-    if not layer.causal and not capabilities.non_causal:
+    if not layer.causal and (is_sparse or not capabilities.non_causal):
         yield Reason("causal", False, "causal layers only")
     if layer.position_bias is not None and layer.position_bias not in capabilities.position_biases:
         yield Reason("position_bias", layer.position_bias, capabilities.position_biases or "layers without one")
@@ -111,7 +113,7 @@ def _mode_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reas
     dcp = request.parallel.dcp
     if dcp > 1 and not capabilities.dcp:
         yield Reason("dcp", dcp, "one rank")
-    elif request.block_size is not None and request.block_size % request.parallel.interleave:
+    if request.block_size is not None and request.block_size % request.parallel.interleave:
         yield Reason("block_size", request.block_size, f"multiples of the interleave {request.parallel.interleave}")
     if request.need_lse and not capabilities.lse:
         yield Reason("lse", "needed", "no LSE")

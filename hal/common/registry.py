@@ -74,18 +74,22 @@ def _add_platform(platform: Platform) -> None:
         raise BackendError(f"platform {platform.name!r} is already registered by {taken.package}")
     classes = [load_object(path) for path in platform.backends]
     for cls in classes:
-        check_backend(cls)
+        _check_name(cls)
     _registry.platforms[platform.name] = platform
     for cls in classes:
-        _add_backend(cls)
+        _registry.backends[cls.name] = cls
 
 
 def _add_backend(cls: type[Backend]) -> None:
+    _check_name(cls)
+    _registry.backends[cls.name] = cls
+
+
+def _check_name(cls: type[Backend]) -> None:
     check_backend(cls)
     taken = _registry.backends.get(cls.name)
     if taken is not None and taken is not cls:
         raise BackendError(f"backend {cls.name!r} is already registered by {taken.__module__}.{taken.__qualname__}")
-    _registry.backends[cls.name] = cls
 
 
 def _load() -> None:

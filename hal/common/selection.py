@@ -57,12 +57,21 @@ def select(request: Request, backend: str | None = None) -> Selection:
             raise NoBackend(_describe_refusal(request, verdicts), verdicts)
         chosen = ranked[0]
     else:
-        chosen = find_backend(backend)
+        chosen = _find_choice(backend, source)
         if verdicts[backend]:
             raise NoBackend(_describe_choice(request, backend, source, verdicts), verdicts)
     selection = _make_selection(request, chosen, verdicts, source)
     _logger.debug("%s: %s (%s)", request.describe(), selection.backend, source)
     return selection
+
+
+def _find_choice(backend: str, source: str) -> type[Backend]:
+    try:
+        return find_backend(backend)
+    except ValueError as error:
+        if source == "argument":
+            raise
+        raise ValueError(f"{source} is set: {error}") from error
 
 
 def _rank(request: Request) -> list[type[Backend]]:

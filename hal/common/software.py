@@ -50,7 +50,7 @@ def find_versions(libraries: Iterable[Library]) -> Software:
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
-    """Leading numbers of a version, for comparison; "2.8.0+cpu" gives (2, 8, 0)."""
+    """Leading numbers of a version without trailing zeros, for comparison; "2.8.0+cpu" gives (2, 8)."""
     numbers = []
     for piece in version.split("+")[0].split("."):
         digits = ""
@@ -63,4 +63,6 @@ def version_tuple(version: str) -> tuple[int, ...]:
         numbers.append(int(digits))
         if digits != piece:
             break
+    while numbers and not numbers[-1]:
+        numbers.pop()
     return tuple(numbers)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hal.config import MLAShape
+from hal.config import LayerShape, MLAShape
 
 from .chunks import ContextPiece
 from .cost import MLAForm
@@ -18,10 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLAKind:
-    """What the form of an MLA layer depends on; layers that share it share their runs."""
+    """What the form of an MLA layer depends on; layers that share it share their runs.
+
+    is_plain: causal and nothing else; a window, chunk or softcap holds only in the absorbed form, over whole pages.
+    """
 
     mla: MLAShape
     topk: int | None
+    is_plain: bool = True
+
+
+def mla_kind(layer: LayerShape) -> MLAKind | None:
+    """The kind of a layer, None where it is not MLA."""
+    if layer.mla is None:
+        return None
+    topk = layer.indexer.topk if layer.indexer is not None else None
+    is_plain = layer.causal and layer.window is None and layer.chunk is None and layer.softcap is None
+    return MLAKind(mla=layer.mla, topk=topk, is_plain=is_plain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +104,10 @@ class StepMetadata:
 
     In the engine's order: query_start_loc int32 [requests + 1], seq_lens int32 [requests], positions int64 [tokens],
     req_id_per_token int32 [tokens], groups. In execution order, decodes first: decode and prefill. token_order: int64
-    [tokens], the engine's index of each executed token, None where the orders agree.
+    [tokens], the engine's index of each executed token, None where the orders agree. owner: the builder it came from.
     """
 
+    owner: object
     step_id: int
     num_reqs: int
     num_tokens: int

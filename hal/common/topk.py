@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class TopkState:
     """A buffer int32 [max tokens, width] per width, in execution order, written by an owner and read by the layers that share.
 
+    is_explicit: the latest choice was handed over, so that it may leave out keys of a request shorter than topk.
+
     Cache rows are converted once per choice and page geometry, since layers of one cache group share their block table.
     """
 
@@ -27,6 +29,7 @@ class TopkState:
         tokens = plan.limits.max_num_batched_tokens
         widths = {layer.indexer.width for layer in plan.shape.layers if layer.indexer is not None}
         self._buffers = {width: torch.full((tokens, width), -1, dtype=torch.int32, device=torch_device) for width in widths}
+        self.is_explicit = False
         self._steps: dict[int, int] = {}
         self._rows: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -35,6 +38,7 @@ class TopkState:
     ) -> None:
         """Score the step's queries and keep the best keys of each."""
         indexer = _indexer(layer)
+        self.is_explicit = False
         buffer = self._renew(indexer.width, metadata)
         order = metadata.token_order
         queries = index.q if order is None else index.q.index_select(0, order)
@@ -54,6 +58,7 @@ class TopkState:
 
     def take(self, layer: LayerShape, topk: torch.Tensor, metadata: StepMetadata) -> None:
         """Use a choice made elsewhere: topk int32 [tokens, width] in the engine's order."""
+        self.is_explicit = True
         buffer = self._renew(_indexer(layer).width, metadata)
         order = metadata.token_order
         chosen = topk[: metadata.num_tokens] if order is None else topk.index_select(0, order)

@@ -41,6 +41,11 @@ def _check_padding(batch: Batch, limits: Limits) -> None:
     ):
         if not real <= padded <= limit:
             raise BatchError(f"{name} is {padded}; expected {real}, which the step has, to {limit}, the plan's limit")
+    if requests > batch.num_reqs and tokens < requests:
+        raise BatchError(
+            f"num_reqs_padded is {requests} and there are {tokens} tokens, padded ones included; pad the tokens to at least "
+            f"{requests} too"
+        )
 
 
 def _check_table(table: npt.NDArray[Any], pages: npt.NDArray[Any], num_blocks: int, block_size: int) -> None:

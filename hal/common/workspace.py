@@ -59,18 +59,35 @@ def plan_buffers(
         Buffer(name="token arrays", shape=(4, tokens), dtype="int64"),
         Buffer(name="block tables", shape=(2 * max(1, num_groups), requests, width), dtype="int32"),
     ]
-    layer = next((layer for layer in shape.layers if layer.indexer is not None), None)
-    topk = None
-    if layer is not None and layer.indexer is not None:
-        topk = layer.indexer.topk
-        scores = min(limits.max_logits_bytes // 4, tokens * limits.max_model_len)
-        buffers.append(Buffer(name="top-k", shape=(tokens, layer.indexer.width), dtype="int32"))
-        buffers.append(Buffer(name="index scores", shape=(scores,), dtype="float32", transient=True))
-    latent = next((layer for layer in shape.layers if layer.mla is not None), None)
-    if latent is not None and latent.mla is not None:
-        rows = context_rows(limits, block_size, parallel, topk)
-        per_head = rows * (latent.head_dim + latent.v_head_dim)
-        heads = max(1, min(latent.num_heads // parallel.tp, MAX_EXPANDED_BYTES // (per_head * item_size(dtype))))
-        buffers.append(Buffer(name="context", shape=(rows, latent.mla.latent_dim), dtype=dtype, transient=True))
+    buffers += _choice_buffers(shape, limits)
+    latent = [layer for layer in shape.layers if layer.mla is not None]
+    if latent:
+        # Dense layers gather whole contexts; with indexers alone, a context of every request's choice is enough.
+        topks = [layer.indexer.topk if layer.indexer is not None else None for layer in latent]
+        rows = max(context_rows(limits, block_size, parallel, topk) for topk in topks)
+        widest = max(layer.mla.latent_dim for layer in latent if layer.mla is not None)
+        per_head = rows * max(layer.head_dim + layer.v_head_dim for layer in latent)
+        most = max(layer.num_heads for layer in latent) // parallel.tp
+        heads = max(1, min(most, MAX_EXPANDED_BYTES // (per_head * item_size(dtype))))
+        buffers.append(Buffer(name="context", shape=(rows, widest), dtype=dtype, transient=True))
         buffers.append(Buffer(name="expanded context", shape=(heads * per_head,), dtype=dtype, transient=True))
     return tuple(buffers)
+
+
+def _choice_buffers(shape: ModelShape, limits: Limits) -> list[Buffer]:
+    """What indexers write; ValueError where the cap on scores does not hold one token's."""
+    indexers = [layer.indexer for layer in shape.layers if layer.indexer is not None]
+    if not indexers:
+        return []
+    tokens = limits.max_num_batched_tokens
+    one_token = limits.max_model_len * 4
+    if limits.max_logits_bytes < one_token:
+        raise ValueError(
+            f"max_logits_bytes is {limits.max_logits_bytes}; the index scores of one token over max_model_len "
+            f"{limits.max_model_len} take {one_token}"
+        )
+    widths = sorted({indexer.width for indexer in indexers})
+    names = ["top-k"] if len(widths) == 1 else [f"top-k of {width}" for width in widths]
+    buffers = [Buffer(name=name, shape=(tokens, width), dtype="int32") for name, width in zip(names, widths, strict=True)]
+    scores = min(limits.max_logits_bytes // 4, tokens * limits.max_model_len)
+    return [*buffers, Buffer(name="index scores", shape=(scores,), dtype="float32", transient=True)]

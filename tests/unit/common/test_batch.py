@@ -106,8 +106,3 @@ def test_the_engines_arrays_are_left_alone() -> None:
     batch = hal.Batch(queries, lengths, table)
     batch.order()
     assert (queries.tolist(), lengths.tolist(), table.tolist()) == ([1, 2], [4, 4], TABLE)
-
-
-def test_lengths_on_a_device_are_not_built_yet_and_say_so() -> None:
-    with pytest.raises(hal.NotBuiltError, match="from_device"):
-        hal.Batch.from_device(None, None, None, num_tokens=1, max_query_len=1, max_seq_len=1)

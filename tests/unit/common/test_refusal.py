@@ -37,7 +37,7 @@ DIFFERENCES = {
     "head_dim": ({"head_dims": frozenset({128})}, ask(), "head_dim", ["64", "128"]),
     "v_head_dim": ({"v_head_dims": frozenset({128})}, ask(), "v_head_dim", ["64", "128"]),
     "many_heads": ({"max_heads": 4}, ask(), "heads", ["8", "at most 4"]),
-    "uneven_heads": ({}, ask(gqa_layer(num_kv_heads=1), parallel=hal.Parallel(tp=3)), "heads", ["8 over 3"]),
+    "uneven_heads": ({}, ask(gqa_layer(num_kv_heads=1), parallel=hal.Parallel(tp=3)), "heads", ["8 query heads over 3"]),
     "uneven_kv_heads": (
         {},
         ask(gqa_layer(num_heads=12, num_kv_heads=6), parallel=hal.Parallel(tp=4)),

@@ -1,0 +1,131 @@
+"""A step as an engine already has it on the device, and its metadata without a copy to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import BatchError
+from .limits import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBatch:
+    """One step in device tensors; Batch.from_device makes it and says what each field holds."""
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_tables: tuple[torch.Tensor, ...]
+    slot_mapping: tuple[torch.Tensor, ...] | None
+    num_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    num_decodes: int | None
+    query_lens: tuple[int, ...] | None
+    seq_lens_upper: tuple[int, ...] | None
+
+    @property
+    def num_reqs(self) -> int:
+        """Requests in the step, padded ones included."""
+        return self.seq_lens.shape[0]
+
+    def count_decodes(self, decode_len: int) -> int:
+        """How many of the first requests are decodes, as far as the host knows."""
+        if self.num_decodes is not None:
+            return self.num_decodes
+        if self.max_query_len <= decode_len:
+            return self.num_reqs
+        if self.query_lens is None:
+            return 0
+        return next((i for i, length in enumerate(self.query_lens) if length > decode_len), self.num_reqs)
+
+    def count_decode_tokens(self, num_decodes: int, decode_len: int) -> int:
+        """The new tokens of the first num_decodes requests; BatchError where the host cannot know."""
+        if num_decodes == self.num_reqs:
+            return self.num_tokens
+        if self.query_lens is not None:
+            return sum(self.query_lens[:num_decodes])
+        if decode_len == 1 or not num_decodes:
+            return num_decodes
+        raise BatchError(
+            f"{num_decodes} decodes of up to {decode_len} tokens come before prefills, and only the device knows how many "
+            "tokens they have; pass query_lens"
+        )
+
+
+def make_device_batch(
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor | Sequence[torch.Tensor],
+    slot_mapping: torch.Tensor | Sequence[torch.Tensor] | None,
+    sizes: Mapping[str, int],
+    num_decodes: int | None,
+    query_lens: Sequence[int] | None,
+    seq_lens_upper: Sequence[int] | None,
+) -> DeviceBatch:
+    """The batch, its shapes and types checked; BatchError names what does not fit. No value is read from the device."""
+    tables = _as_tuple(block_tables)
+    slots = None if slot_mapping is None else _as_tuple(slot_mapping)
+    requests = seq_lens.shape[0] if seq_lens.dim() == 1 else -1
+    _check("seq_lens", seq_lens, (requests,), torch.int32)
+    _check("query_start_loc", query_start_loc, (requests + 1,), torch.int32)
+    for table in tables:
+        _check("block_tables", table, (requests, table.shape[-1]), torch.int32)
+    for mapping in slots or ():
+        _check("slot_mapping", mapping, (sizes["num_tokens"],), torch.int64)
+    if slots is not None and len(slots) != len(tables):
+        raise BatchError(f"{len(tables)} block tables and {len(slots)} slot mappings; expected as many, or no slot mapping")
+    devices = {tensor.device for tensor in (query_start_loc, seq_lens, *tables, *(slots or ()))}
+    if len(devices) > 1:
+        raise BatchError(f"the batch's tensors lie on {sorted(map(str, devices))}; put them on one device")
+    for name, values in (("query_lens", query_lens), ("seq_lens_upper", seq_lens_upper)):
+        if values is not None and len(values) != requests:
+            raise BatchError(f"{name} has {len(values)} entries; the step has {requests} requests")
+    if num_decodes is not None and not 0 <= num_decodes <= requests:
+        raise BatchError(f"num_decodes is {num_decodes}; expected 0 to {requests}")
+    return DeviceBatch(
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        block_tables=tables,
+        slot_mapping=slots,
+        num_decodes=num_decodes,
+        query_lens=None if query_lens is None else tuple(query_lens),
+        seq_lens_upper=None if seq_lens_upper is None else tuple(seq_lens_upper),
+        **sizes,
+    )
+
+
+def check_device_batch(batch: DeviceBatch, limits: Limits, block_size: int, num_groups: int, device: torch.device) -> None:
+    """Nothing, or BatchError where what the host can see breaks a limit of the plan."""
+    for name, value, limit in (
+        ("requests", batch.num_reqs, limits.max_num_seqs),
+        ("new tokens", batch.num_tokens, limits.max_num_batched_tokens),
+        ("max_seq_len", batch.max_seq_len, limits.max_model_len),
+    ):
+        if value > limit:
+            raise BatchError(f"{value} {name} in a step, the plan allows {limit}")
+    if batch.max_query_len > batch.max_seq_len:
+        raise BatchError(f"max_query_len {batch.max_query_len} exceeds max_seq_len {batch.max_seq_len}, which includes it")
+    if len(batch.block_tables) not in (1, num_groups):
+        raise BatchError(f"{len(batch.block_tables)} block tables; expected one, or one per cache group ({num_groups})")
+    needed = -(-batch.max_seq_len // block_size)
+    for table in batch.block_tables:
+        if table.shape[1] < needed:
+            raise BatchError(
+                f"the block table has {table.shape[1]} columns; max_seq_len {batch.max_seq_len} needs {needed} pages of "
+                f"{block_size} tokens"
+            )
+    if batch.seq_lens.device.type != device.type:
+        raise BatchError(f"the batch lies on {batch.seq_lens.device}, the plan runs on {device}")
+
+
+def _as_tuple(tensors: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+
+
+def _check(name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise BatchError(f"{name} is {tensor.dtype} with shape {list(tensor.shape)}; expected {dtype} {list(shape)}")

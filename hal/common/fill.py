@@ -1,0 +1,171 @@
+"""Filling a step's arrays: from host lengths in numpy, or from device tensors where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .batch import Batch
+from .device_batch import DeviceBatch
+
+Ints = npt.NDArray[Any]
+
+
+def step_regions(max_requests: int, max_tokens: int, table_width: int, num_groups: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The arrays of a step: those of the engine's order, and those of the execution order (decodes first)."""
+    return {
+        "positions": ((max_tokens,), "int64"),
+        "token_order": ((max_tokens,), "int64"),
+        "slots": ((num_groups, max_tokens), "int64"),
+        "req_id": ((max_tokens,), "int32"),
+        "phase_req_id": ((max_tokens,), "int32"),
+        "key_bounds": ((max_tokens,), "int32"),
+        "starts": ((max_requests + 1,), "int32"),
+        "seq_lens": ((max_requests,), "int32"),
+        "decode_starts": ((max_requests + 1,), "int32"),
+        "prefill_starts": ((max_requests + 1,), "int32"),
+        "ordered_lens": ((max_requests,), "int32"),
+        "tables": ((num_groups, max_requests, table_width), "int32"),
+        "ordered_tables": ((num_groups, max_requests, table_width), "int32"),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStep:
+    """A host batch with what was worked out of it: its order (None where decodes come first) and its padded sizes."""
+
+    batch: Batch
+    order: Ints | None
+    num_decodes: int
+    padded_reqs: int
+    padded_tokens: int
+
+
+def arrange(batch: Batch, decode_len: int) -> HostStep:
+    """The batch's execution order and padded sizes."""
+    decodes = batch.decodes(decode_len)
+    num_decodes = int(decodes.sum())
+    is_ordered = bool(decodes[:num_decodes].all())
+    return HostStep(
+        batch=batch,
+        order=None if is_ordered else np.argsort(~decodes, kind="stable"),
+        num_decodes=num_decodes,
+        padded_reqs=batch.num_reqs if batch.num_reqs_padded is None else batch.num_reqs_padded,
+        padded_tokens=batch.num_tokens if batch.num_tokens_padded is None else batch.num_tokens_padded,
+    )
+
+
+def fill_from_host(step: HostStep, arrays: Mapping[str, Ints], block_size: int) -> None:
+    """Write a host batch into the host arrays, in both orders; padded rows are neutral."""
+    _fill_engine_order(step, arrays, block_size)
+    _fill_execution_order(step, arrays)
+
+
+def _fill_engine_order(step: HostStep, arrays: Mapping[str, Ints], block_size: int) -> None:
+    batch = step.batch
+    num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
+    starts, req_id, positions = arrays["starts"], arrays["req_id"], arrays["positions"]
+    starts[0] = 0
+    np.cumsum(batch.query_lens, out=starts[1 : num_reqs + 1])
+    starts[num_reqs + 1 : step.padded_reqs + 1] = num_tokens
+    arrays["seq_lens"][:num_reqs] = batch.seq_lens
+    arrays["seq_lens"][num_reqs : step.padded_reqs] = 0
+    requests = np.arange(num_reqs, dtype=np.int32)
+    real = slice(0, num_tokens)
+    req_id[real] = requests if num_tokens == num_reqs and batch.is_single else np.repeat(requests, batch.query_lens)
+    if num_tokens:
+        # A token's position is its index in the step moved by where its request's new tokens begin.
+        shift = batch.seq_lens - starts[1 : num_reqs + 1]
+        np.add(np.arange(num_tokens), shift[req_id[real]], out=positions[real])
+    tail = slice(num_tokens, step.padded_tokens)
+    req_id[tail] = 0
+    positions[tail] = 0
+    page = positions[real] // block_size
+    offset = positions[real] - page * block_size
+    for group, tables in enumerate(arrays["tables"]):
+        table = batch.block_tables[group if len(batch.block_tables) > 1 else 0]
+        columns = min(table.shape[1], tables.shape[1])
+        tables[:num_reqs, :columns] = table[:, :columns]
+        tables[num_reqs : step.padded_reqs] = 0
+        slots = arrays["slots"][group]
+        np.multiply(table[req_id[real], page], block_size, out=slots[real], dtype=np.int64)
+        slots[real] += offset
+        slots[tail] = -1
+
+
+def _fill_execution_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:
+    batch, order, num_decodes = step.batch, step.order, step.num_decodes
+    num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
+    starts = arrays["starts"][: num_reqs + 1]
+    bounds, phase_req_id = arrays["key_bounds"][:num_tokens], arrays["phase_req_id"][:num_tokens]
+    if order is None:
+        ordered_starts = starts
+        np.add(arrays["positions"][:num_tokens], 1, out=bounds, casting="same_kind")
+        phase_req_id[:] = arrays["req_id"][:num_tokens]
+    else:
+        query_lens = batch.query_lens[order]
+        ordered_starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
+        token_order = arrays["token_order"][:num_tokens]
+        np.add(np.arange(num_tokens), np.repeat(starts[:-1][order] - ordered_starts[:-1], query_lens), out=token_order)
+        bounds[:] = arrays["positions"][token_order] + 1
+        phase_req_id[:] = np.repeat(np.arange(num_reqs, dtype=np.int32), query_lens)
+        arrays["ordered_lens"][:num_reqs] = batch.seq_lens[order]
+        arrays["ordered_tables"][:, :num_reqs] = arrays["tables"][:, order]
+    first = int(ordered_starts[num_decodes])
+    phase_req_id[first:] -= num_decodes
+    arrays["decode_starts"][: num_decodes + 1] = ordered_starts[: num_decodes + 1]
+    arrays["prefill_starts"][: num_reqs - num_decodes + 1] = ordered_starts[num_decodes:] - first
+
+
+def fill_from_device(
+    batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], block_size: int, num_blocks: int, num_decodes: int
+) -> torch.Tensor:
+    """Write a device batch into the device arrays; bool [tokens], True where a real token's page is none of the pool's.
+
+    Such a token, and one that belongs to no request, gets slot -1. Nothing is read back.
+    """
+    requests, tokens = batch.num_reqs, batch.num_tokens
+    starts = arrays["starts"][: requests + 1].copy_(batch.query_start_loc)
+    lens = arrays["seq_lens"][:requests].copy_(batch.seq_lens)
+    req_id, positions = arrays["req_id"][:tokens], arrays["positions"][:tokens]
+    index = torch.arange(tokens, device=starts.device, dtype=torch.int32)
+    torch.searchsorted(starts[1:], index, right=True, out_int32=True, out=req_id)
+    is_real = index < starts[-1]
+    req_id.clamp_(max=max(0, requests - 1))
+    shift = lens - starts[1:]
+    positions.copy_((index + shift[req_id]).clamp_(min=0))
+    arrays["key_bounds"][:tokens] = torch.where(is_real, positions + 1, 0)
+    arrays["phase_req_id"][:tokens] = req_id - (req_id >= num_decodes).to(torch.int32) * num_decodes
+    arrays["decode_starts"][: num_decodes + 1] = starts[: num_decodes + 1]
+    arrays["prefill_starts"][: requests - num_decodes + 1] = starts[num_decodes:] - starts[num_decodes]
+    return _fill_slots(batch, arrays, block_size, num_blocks, is_real)
+
+
+def _fill_slots(
+    batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], block_size: int, num_blocks: int, is_real: torch.Tensor
+) -> torch.Tensor:
+    requests, tokens = batch.num_reqs, batch.num_tokens
+    req_id, positions = arrays["req_id"][:tokens], arrays["positions"][:tokens]
+    page = positions // block_size
+    lost = torch.zeros_like(is_real)
+    for group, tables in enumerate(arrays["tables"]):
+        table = batch.block_tables[group if len(batch.block_tables) > 1 else 0]
+        columns = min(table.shape[1], tables.shape[1])
+        tables[:requests, :columns] = table[:, :columns]
+        slots = arrays["slots"][group][:tokens]
+        if batch.slot_mapping is not None:
+            slots.copy_(batch.slot_mapping[group if len(batch.slot_mapping) > 1 else 0])
+            continue
+        if not table.numel():
+            slots.fill_(-1)
+            continue
+        block = table[req_id, page.clamp(max=columns - 1)]
+        usable = (block >= 0) & (block < num_blocks) & (page < columns)
+        lost |= is_real & ~usable
+        slots.copy_(torch.where(usable & is_real, block.long() * block_size + positions % block_size, -1))
+    return lost

@@ -1,0 +1,64 @@
+"""Checks of the tensors of an attention call, all of them before a cache is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hal.config import LayerShape
+
+from .errors import BatchError, LayoutError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a call's tensors must be: so many tokens, on this device, activations in this type."""
+
+    layer_id: int
+    tokens: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def check_activations(self, **tensors: tuple[torch.Tensor, tuple[int, ...]]) -> None:
+        """Nothing, or LayoutError for a tensor that is not [tokens, *shape] in the plan's type."""
+        self._check(tensors, self.dtype)
+
+    def check_floats(self, **tensors: tuple[torch.Tensor, tuple[int, ...]]) -> None:
+        """Nothing, or LayoutError for a tensor that is not [tokens, *shape] of some floating type."""
+        self._check(tensors, None)
+
+    def check_choice(self, topk: torch.Tensor, width: int) -> None:
+        """Nothing, or LayoutError for a choice that is not int32 [tokens, width]."""
+        self._check({"topk": (topk, (width,))}, torch.int32)
+
+    def check_sink(self, layer: LayerShape, sink: torch.Tensor | None, heads: int) -> None:
+        """Nothing, or BatchError where a sink is missing or not wanted, LayoutError where it has another shape."""
+        if sink is None:
+            if layer.sink:
+                raise BatchError(f"layer {self.layer_id} has attention sinks; pass sink, float [{heads}]")
+            return
+        if not layer.sink:
+            raise BatchError(f"layer {self.layer_id} has no attention sinks; sink must be None")
+        if tuple(sink.shape) != (heads,) or not sink.dtype.is_floating_point:
+            raise LayoutError(f"layer {self.layer_id}: sink is {sink.dtype} {list(sink.shape)}; expected float [{heads}]")
+
+    def check_out(self, out: torch.Tensor | None, shape: tuple[int, ...]) -> None:
+        """Nothing, or LayoutError for a given out of another shape, type or device."""
+        if out is not None:
+            self._check({"out": (out, shape)}, self.dtype)
+
+    def _check(self, tensors: dict[str, tuple[torch.Tensor, tuple[int, ...]]], dtype: torch.dtype | None) -> None:
+        for name, (tensor, shape) in tensors.items():
+            wanted = (self.tokens, *shape)
+            fits = tensor.dtype == dtype if dtype is not None else tensor.dtype.is_floating_point
+            if tuple(tensor.shape) == wanted and fits and tensor.device.type == self.device.type:
+                continue
+            raise LayoutError(
+                f"layer {self.layer_id}: {name} is {_name(tensor.dtype)} {list(tensor.shape)} on {tensor.device}; expected "
+                f"{_name(dtype) if dtype is not None else 'a floating type'} {list(wanted)} on {self.device.type} for this step"
+            )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
