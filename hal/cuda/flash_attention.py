@@ -27,8 +27,8 @@ class FlashAttention(VendorBackend, CUDATriton):
     platform = "cuda"
     libraries = ()
     alternatives: ClassVar[tuple[Library, ...]] = (
-        Library(name="flash_attn_3", distributions=("flash_attn_3", "flash-attn-3")),
-        Library(name="flash_attn_4", distributions=("flash-attn-4",)),
+        VendorLibrary(name="flash_attn_3", distributions=("flash_attn_3", "flash-attn-3"), modules=("flash_attn_interface",)),
+        VendorLibrary(name="flash_attn_4", distributions=("flash-attn-4",), modules=("cutlass",)),
         VendorLibrary(name="flash_attn", distributions=("flash-attn",), modules=("flash_attn_2_cuda",)),
         VendorLibrary(name="vllm_flash_attn", distributions=("vllm",), files=("vllm/vllm_flash_attn/_vllm_fa*_C*",)),
     )

@@ -6,7 +6,7 @@ The golden file was reviewed against the vendors' stated limits. Write it anew w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -56,13 +56,22 @@ def models() -> dict[str, ModelShape]:
 def explain(shape: ModelShape, target: str, software: hal.Software, parallel: hal.Parallel) -> Iterator[str]:
     device = hal.Device.from_arch(target)
     request = hal.Request(shape.layer(0), device, "bfloat16", software=software, parallel=parallel)
-    selection = hal.select(request)
+    try:
+        selection = hal.select(request)
+    except hal.NoBackend as refused:
+        yield "    nobody"
+        yield from _refusals(device, refused.rejected)
+        return
     yield f"    {selection.backend}, pages of {selection.block_size}, {selection.kv_layout}"
     by_provider: dict[str, list[str]] = {}
     for call, provider in selection.providers.items():
         by_provider.setdefault(provider, []).append(call)
     yield from (f"      {provider}: {' '.join(calls)}" for provider, calls in by_provider.items())
-    for name, reasons in selection.rejected.items():
+    yield from _refusals(device, selection.rejected)
+
+
+def _refusals(device: hal.Device, rejected: Mapping[str, tuple[hal.Reason, ...]]) -> Iterator[str]:
+    for name, reasons in rejected.items():
         if name.startswith(device.platform):
             yield from (f"      not {name}: {reason}" for reason in reasons)
 
