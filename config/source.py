@@ -130,7 +130,7 @@ class Level:
         kind = str(nested["type"]) if nested else None
         if isinstance(value, Mapping) or not isinstance(value, (*_PLAIN, _Missing, PerLayerValues)):
             level = Level(value, path)
-            if kind and (nested["fixed"] or level.known is NOTHING):
+            if kind and (nested["fixed"] or not level.states("model_type")):
                 level._known = known_type(kind)
             return level
         if kind and not (value is None and nested.get("optional")):

@@ -162,3 +162,10 @@ def test_configs_without_an_end_are_refused() -> None:
     for source in (endless, deep):
         with pytest.raises(ConfigError, match="nested too deep"):
             read_shape(source)
+
+
+def test_a_nested_type_of_its_own_gets_no_other_types_defaults() -> None:
+    """llava fills in llama where the text config names no type; a type it does not know stays what it says."""
+    assert read_shape({"model_type": "llava", "text_config": {"vocab_size": 9}}).num_layers == 32
+    with pytest.raises(ConfigError, match="num_hidden_layers is unset"):
+        read_shape({"model_type": "llava", "text_config": {"model_type": "never_heard_of", "vocab_size": 9}})

@@ -214,3 +214,15 @@ def test_heterogeneous_objects_are_read_layer_by_layer() -> None:
         _ = config.head_dim
     layers = read_shape(config).layers
     assert [(one.head_dim, one.num_kv_heads) for one in layers] == [(256, 4)] * 5 + [(512, 2)]
+
+
+def test_an_alias_that_a_transformers_class_lets_through() -> None:
+    """Glm4MoeLite aliases head_dim to the rope width, so a file that states both ends up with the wrong one in its object."""
+    transformers = pytest.importorskip("transformers")
+    stated = {"head_dim": 192, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "num_hidden_layers": 2}
+    config = transformers.Glm4MoeLiteConfig.from_dict(stated)
+    assert config.qk_rope_head_dim == 192
+    from_object, from_file = read_shape(config), read_shape({"model_type": "glm4_moe_lite", **stated})
+    assert from_object == from_file
+    assert from_file.layers[0].head_dim == 192
+    assert from_object.warnings
