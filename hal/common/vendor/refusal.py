@@ -106,13 +106,15 @@ def _limit_reasons(
 
 
 def _head_reasons(kernel: KernelFacts, request: Request) -> Iterator[Reason]:
+    heads, ranks = request.heads_on_rank, request.parallel.dcp
+    if ranks == 1:
+        if kernel.most_heads is not None and heads > kernel.most_heads:
+            yield Reason("heads", f"{heads} query heads per rank", f"at most {kernel.most_heads}")
+        return
     # A DCP group gathers the query heads of its ranks before the call.
-    heads = request.heads_on_rank * request.parallel.dcp
-    limit = kernel.most_heads
-    if request.parallel.dcp > 1 and kernel.max_gathered_heads is not None:
-        limit = kernel.max_gathered_heads
-    if limit is not None and heads > limit:
-        yield Reason("heads", f"{heads} query heads per rank", f"at most {limit}")
+    limit = kernel.max_gathered_heads or kernel.most_heads
+    if limit is not None and heads * ranks > limit:
+        yield Reason("heads", f"{heads * ranks} query heads gathered from {ranks} ranks", f"at most {limit}")
 
 
 def _width_reasons(kernel: KernelFacts, call: str, request: Request) -> Iterator[Reason]:
