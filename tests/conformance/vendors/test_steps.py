@@ -1,0 +1,87 @@
+"""Plan, builder, caches and both phases through adapters, over the portable calls in the interpreter: what the CPU gives.
+
+The interpreter is chosen when a kernel is decorated, so this file runs in a process of its own, with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import hal
+from hal.config import ModelShape, read_shape
+
+from .cells import CELLS, Cell
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run this file alone, with TRITON_INTERPRET=1")
+
+HEADS, KV_HEADS, NOPE, VALUE, INDEX_HEADS, INDEX_DIM = 4, 2, 32, 32, 16, 64
+COMMON = {"num_hidden_layers": 1, "hidden_size": 256, "num_attention_heads": HEADS, "vocab_size": 16}
+SHAPES = {
+    "attention": {**COMMON, "num_key_value_heads": KV_HEADS, "head_dim": 64},
+    "sparse_mla": {
+        **COMMON,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": NOPE,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": VALUE,
+        "q_lora_rank": 64,
+        "index_topk": 128,
+        "index_n_heads": INDEX_HEADS,
+        "index_head_dim": INDEX_DIM,
+    },
+}
+STEPS = (((3, 1, 5), (3, 1, 5)), ((1, 1, 2), (4, 2, 7)), ((1, 130, 1), (5, 132, 8)))
+LIMITS = hal.Limits(256, 4, 256, block_size=256)
+
+
+def random(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=generator).bfloat16()
+
+
+def attend(attention: hal.Attention, shape: ModelShape, metadata: hal.StepMetadata, generator: torch.Generator) -> torch.Tensor:
+    tokens = metadata.num_tokens
+    if not shape.is_mla:
+        k, v = random(generator, tokens, KV_HEADS, 64), random(generator, tokens, KV_HEADS, 64)
+        return attention.attend(0, random(generator, tokens, HEADS, 64), k, v, metadata)
+    index = hal.IndexInputs(
+        random(generator, tokens, INDEX_HEADS, INDEX_DIM),
+        random(generator, tokens, INDEX_DIM),
+        torch.randn(tokens, INDEX_HEADS, generator=generator),
+    )
+    parts = [(tokens, HEADS, NOPE), (tokens, HEADS, 64), (tokens, 512), (tokens, 64)]
+    return attention.attend_mla(0, *(random(generator, *part) for part in parts), metadata, index=index)
+
+
+def run(shape: ModelShape, device: hal.Device) -> tuple[hal.Plan, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    plan = hal.plan(shape, device, dtype="bfloat16", limits=LIMITS)
+    attention = plan.open(num_blocks=8)
+    if shape.is_mla:
+        w_uk, w_uv = (torch.randn(HEADS, width, 512, generator=generator) * 0.05 for width in (NOPE, VALUE))
+        attention.bind_weights(0, w_uk, w_uv)
+    tables = torch.tensor([[3], [1], [6]], dtype=torch.int32).numpy()
+    results = []
+    for query_lens, seq_lens in STEPS:
+        metadata = attention.build(hal.Batch(list(query_lens), list(seq_lens), tables))
+        results.append(attend(attention, shape, metadata, generator).float())
+    return plan, results
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.id)
+def test_steps_match_the_cpu(cell: Cell, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = read_shape(SHAPES[kind])
+    software = hal.Software({cell.library: cell.release})
+    request = hal.Request(shape.layer(0), cell.device, "bfloat16", block_size=LIMITS.block_size, software=software)
+    if hal.supports_combination(request)[cell.backend]:
+        pytest.skip(f"{cell.backend} does not serve {kind} on {cell.arch} with {cell.library}")
+    _, expected = run(shape, hal.Device.from_arch("cpu"))
+    monkeypatch.setenv("HAL_BACKEND", cell.backend)
+    with cell.installed():
+        plan, found = run(shape, cell.device)
+    assert plan.selections[0].backend == cell.backend
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, wanted, atol=4e-2, rtol=2e-2)
