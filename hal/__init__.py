@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .common.errors import BackendError as BackendError
     from .common.errors import BatchError as BatchError
     from .common.errors import CapacityError as CapacityError
+    from .common.errors import InputError as InputError
     from .common.errors import LayoutError as LayoutError
     from .common.errors import NoBackend as NoBackend
     from .common.errors import NotBuiltError as NotBuiltError
@@ -59,6 +60,7 @@ _HOMES = {
     "BackendError": "common.errors",
     "BatchError": "common.errors",
     "CapacityError": "common.errors",
+    "InputError": "common.errors",
     "LayoutError": "common.errors",
     "NoBackend": "common.errors",
     "NotBuiltError": "common.errors",

@@ -6,6 +6,8 @@ import tomllib
 from dataclasses import dataclass, fields
 from importlib.resources import files
 
+from .errors import InputError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arch:
@@ -32,7 +34,7 @@ def read_archs(package: str) -> tuple[Arch, ...]:
     for name, row in data["arch"].items():
         unknown = row.keys() - known
         if unknown:
-            raise ValueError(f"{package}/archs.toml: arch {name} has unknown columns {sorted(unknown)}; known: {sorted(known)}")
+            raise InputError(f"{package}/archs.toml: arch {name} has unknown columns {sorted(unknown)}; known: {sorted(known)}")
         row = {"shared_memory_bytes": None, "registers_per_thread": None, "fp8": None, "matrix": None, **row}
         row["aliases"] = tuple(row.get("aliases", ()))
         archs.append(Arch(name=name, **row))

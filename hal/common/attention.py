@@ -175,7 +175,8 @@ class Attention:
         expected.check_out(out, (heads, width))
         kernels = self._kernels[layer_id]
         choice = self._choose(layer, kernels, metadata, expected, index, topk)
-        kernels("write_cache")(cache, metadata.groups[group].slot_mapping, latent, k_rope)
+        if layer.owns_kv:
+            kernels("write_cache")(cache, metadata.groups[group].slot_mapping, latent, k_rope)
         out = _prepare_out(out, q_nope, width, metadata)
         inputs = (q_nope, q_rope, latent, k_rope)
         attend_mla(
@@ -281,6 +282,8 @@ class Attention:
         layer = self.plan.shape.layer(layer_id)
         if layer.kind != kind:
             raise BatchError(f"layer {layer_id} is of kind {layer.kind!r}, this call serves {kind!r}")
+        if layer_id not in self._kernels:
+            raise NotBuiltError(f"layer {layer_id} is a draft layer, and attending on those is not written yet")
         return layer
 
     def _cache(self, key: CacheKey) -> tuple[KVCache, int]:

@@ -35,6 +35,7 @@ CALLS_BY_FAMILY: dict[str, tuple[str, ...]] = {
     ),
     "compressed": (*_CACHE, "index_scores", "select_topk", "rows_from_topk", "sparse_mla", "compress_states", *_MERGE),
 }
+CALLS = frozenset({call for calls in CALLS_BY_FAMILY.values() for call in calls} | {"apply_sink", "expand_pools", "prepare_step"})
 PHASED_CALLS = frozenset({"paged_attention", "varlen_attention", "sparse_mla"})
 RESERVED = frozenset({"build", "plan", "select", "supports", "open", "allocate", "attend", "attend_mla", "attend_compressed"})
 
@@ -219,6 +220,9 @@ def check_backend(cls: type[Backend]) -> None:
         raise BackendError(f"{cls!r} is not a subclass of hal.common.backend.Backend")
     if not cls.name or not cls.platform:
         raise BackendError(f"{cls.__qualname__} declares no name or no platform; both are needed to register it")
+    misspelt = sorted((cls.provides or frozenset()) - CALLS)
+    if misspelt:
+        raise BackendError(f"{cls.name} provides {', '.join(misspelt)}, which are no calls; calls: {', '.join(sorted(CALLS))}")
     if cls.capabilities is None:
         return
     unknown = cls.capabilities.families - CALLS_BY_FAMILY.keys()

@@ -46,6 +46,10 @@ class Batch:
         self.num_tokens_padded = num_tokens_padded
         self.num_reqs_padded = num_reqs_padded
         self.is_prefilling = None if is_prefilling is None else np.asarray(is_prefilling, dtype=bool)
+        for name in ("num_tokens_padded", "num_reqs_padded"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer))):
+                raise BatchError(f"{name} is {value!r}; expected a whole number")
         self._check_lengths()
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .errors import InputError
 from .kernels import IndexerChunk
 
 
@@ -24,7 +25,7 @@ def plan_context(context_lens: Sequence[int], max_rows: int, alignment: int) -> 
     some kernels gather whole pages). ValueError where not even one aligned run fits.
     """
     if max_rows < alignment:
-        raise ValueError(f"a context chunk of {max_rows} rows cannot hold one page of {alignment}; raise the limit")
+        raise InputError(f"a context chunk of {max_rows} rows cannot hold one page of {alignment}; raise the limit")
     chunks: list[tuple[ContextPiece, ...]] = []
     current: list[ContextPiece] = []
     room = max_rows

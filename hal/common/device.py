@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from .errors import InputError
 from .platform import Platform
 from .registry import platforms
 
@@ -58,9 +59,9 @@ def _find_arch(target: str) -> tuple[Platform, str]:
             return platform, row.name
     names = [f"{p.name}:{row.name}" if row.name != p.name else p.name for p, row in known]
     choices = names + [row.name for _, row in known]
-    near = difflib.get_close_matches(target, choices, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown target {target!r}{hint} Known targets: {', '.join(names)}")
+    near = difflib.get_close_matches(target.strip().lower(), choices, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise InputError(f"unknown target {target!r}; {hint}known targets: {', '.join(names)}")
 
 
 def detect() -> tuple[Device, ...]:

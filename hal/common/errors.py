@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hal.config import HalError
+from hal.config.errors import HalError, InputError
 
 if TYPE_CHECKING:
     from .reason import Reason
+
+
+__all__ = [
+    "BackendError",
+    "BatchError",
+    "CapacityError",
+    "InputError",
+    "LayoutError",
+    "NoBackend",
+    "NotBuiltError",
+]
 
 
 class BackendError(HalError, RuntimeError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .errors import InputError
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -28,4 +30,4 @@ class Limits:
 def check_positive_int(name: str, value: object) -> None:
     """Nothing, or ValueError with the name and the value; a bool is not a count."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")
+        raise InputError(f"{name} is {value!r}; expected a whole number of at least 1")

@@ -12,7 +12,7 @@ from .batch import Batch
 from .chunks import plan_scores
 from .device_batch import DeviceBatch, check_device_batch
 from .environment import read_variable
-from .errors import BatchError
+from .errors import BatchError, InputError
 from .fill import arrange, fill_from_device, fill_from_host, step_regions
 from .kernels import IndexerChunk, PagedBatch
 from .mla_runs import plan_runs
@@ -60,17 +60,20 @@ class MetadataBuilder:
     def build_for_capture(self, num_reqs: int, num_tokens: int) -> StepMetadata:
         """The metadata of a made-up step of this size, lengths spread evenly, for capturing a graph or warming up."""
         if num_reqs < 1 or num_tokens < num_reqs:
-            raise ValueError(f"cannot spread {num_tokens} tokens over {num_reqs} requests; each needs at least one")
+            raise InputError(f"cannot spread {num_tokens} tokens over {num_reqs} requests; each needs at least one")
         query_lens = np.full(num_reqs, num_tokens // num_reqs)
         query_lens[: num_tokens % num_reqs] += 1
         pages = -(-int(query_lens.max()) // self.plan.block_size)
-        metadata = self.build(Batch(query_lens, query_lens, np.zeros((num_reqs, pages), np.int32)))
+        made_up = Batch(query_lens, query_lens, np.zeros((num_reqs, pages), np.int32))
+        self._cursor = 0
+        # A captured graph is replayed with longer requests: what is chosen by the longest must hold for any.
+        metadata = self._build_from_host(made_up, self.plan.limits.max_model_len)
         # Its pages belong to running requests: the made-up tokens must not be written to them.
         self._staging.host["slots"][:, :num_tokens] = -1
         self._staging.upload()
         return metadata
 
-    def _build_from_host(self, batch: Batch) -> StepMetadata:
+    def _build_from_host(self, batch: Batch, at_least: int = 0) -> StepMetadata:
         plan = self.plan
         check_batch(batch, plan.limits, plan.block_size, self.num_blocks, self._num_groups)
         self.step_id += 1
@@ -83,13 +86,19 @@ class MetadataBuilder:
         query_lens, seq_lens = queries.tolist(), lengths.tolist()
         metadata = self._assemble(
             sizes=(batch.num_reqs, batch.num_tokens, step.padded_reqs, step.padded_tokens),
-            longest=(max(query_lens, default=0), max(seq_lens, default=0)),
+            longest=(max(query_lens, default=0), max(at_least, *seq_lens, 0)),
             num_decodes=first,
             is_ordered=order is None,
             phases=(
-                self._host_phase("decode", query_lens, seq_lens, slice(0, first), 0, order is None),
+                self._host_phase("decode", query_lens, seq_lens, slice(0, first), 0, order is None, at_least),
                 self._host_phase(
-                    "prefill", query_lens, seq_lens, slice(first, batch.num_reqs), sum(query_lens[:first]), order is None
+                    "prefill",
+                    query_lens,
+                    seq_lens,
+                    slice(first, batch.num_reqs),
+                    sum(query_lens[:first]),
+                    order is None,
+                    at_least,
                 ),
             ),
         )
@@ -164,6 +173,7 @@ class MetadataBuilder:
             num_reqs=num_reqs,
             num_tokens=num_tokens,
             num_tokens_padded=padded_tokens,
+            num_decodes=num_decodes,
             max_query_len=longest[0],
             max_seq_len=longest[1],
             query_start_loc=starts,
@@ -184,6 +194,7 @@ class MetadataBuilder:
         requests: slice,
         first_token: int,
         is_ordered: bool,
+        at_least: int,
     ) -> Phase | None:
         queries, lengths = query_lens[requests], seq_lens[requests]
         num_tokens = sum(queries)
@@ -193,7 +204,7 @@ class MetadataBuilder:
             name,
             requests,
             slice(first_token, first_token + num_tokens),
-            (max(queries), max(lengths)),
+            (max(queries), max(at_least, *lengths)),
             is_ordered,
             chunks={topk: plan_scores(queries, lengths, topk, self._max_scores) for topk in self._topks},
             runs={} if name == "decode" else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .attention import Attention, CacheKey
-from .errors import BackendError, CapacityError, LayoutError, NotBuiltError
+from .errors import BackendError, CapacityError, InputError, LayoutError, NotBuiltError
 from .kernels import KVCache
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def open_attention(plan: Plan, num_blocks: int | None, group: Any) -> Attention:
     _check_group(group)
     blocks = plan.default_num_blocks() if num_blocks is None else num_blocks
     if blocks < 1:
-        raise ValueError(f"num_blocks is {blocks}; expected at least 1")
+        raise InputError(f"num_blocks is {blocks}; expected at least 1")
     device = plan.device
     if device.torch_device is None:
         raise BackendError(f"{device.target} is not on this machine: nothing can run there; plan for it, or open elsewhere")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .errors import InputError
 from .limits import check_positive_int
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Parallel:
         for rank, size in (("tp_rank", self.tp), ("dcp_rank", self.dcp)):
             value = getattr(self, rank)
             if not 0 <= value < size:
-                raise ValueError(f"{rank} is {value}; expected 0 to {size - 1}")
+                raise InputError(f"{rank} is {value}; expected 0 to {size - 1}")
 
 
 def owner(position: Positions, parallel: Parallel) -> Positions:

@@ -32,7 +32,10 @@ def _reasons(backend: type[Backend], request: Request) -> Iterator[Reason]:
     yield from _width_reasons(capabilities, request)
     yield from _mask_reasons(capabilities, request)
     yield from _mode_reasons(capabilities, request)
-    yield from backend.explain_refusal(request)
+    try:
+        yield from backend.explain_refusal(request)
+    except Exception as error:  # noqa: BLE001 - one backend's fault must not hide the others' answers
+        yield Reason("library_broken", f"{type(error).__name__}: {error}", backend.name)
 
 
 def _library_reasons(backend: type[Backend], request: Request) -> Iterator[Reason]:

@@ -6,7 +6,7 @@ import importlib.metadata
 from dataclasses import dataclass, field
 
 from .backend import Backend, check_backend
-from .errors import BackendError
+from .errors import BackendError, InputError
 from .platform import Platform, load_object
 
 GROUP = "hal.backends"
@@ -47,7 +47,7 @@ def find_backend(name: str) -> type[Backend]:
     """A backend class by name; ValueError lists the valid names."""
     known = backends()
     if name not in known:
-        raise ValueError(f"unknown backend {name!r}; registered: {', '.join(sorted(known))}")
+        raise InputError(f"unknown backend {name!r}; registered: {', '.join(sorted(known))}")
     return known[name]
 
 

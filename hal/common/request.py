@@ -9,6 +9,7 @@ from hal.config import LayerShape
 from hal.config.dtypes import dtype_name
 
 from .device import Device
+from .errors import InputError
 from .limits import check_positive_int
 from .parallel import Parallel
 from .software import Software
@@ -36,9 +37,9 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
         if self.graphs not in GRAPH_LEVELS:
-            raise ValueError(f"graphs is {self.graphs!r}; expected one of {', '.join(GRAPH_LEVELS)}")
+            raise InputError(f"graphs is {self.graphs!r}; expected one of {', '.join(GRAPH_LEVELS)}")
         if self.num_spec_tokens < 0:
-            raise ValueError(f"num_spec_tokens is {self.num_spec_tokens}; expected at least 0")
+            raise InputError(f"num_spec_tokens is {self.num_spec_tokens}; expected at least 0")
         if self.block_size is not None:
             check_positive_int("block_size", self.block_size)
 

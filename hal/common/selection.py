@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .backend import CALLS_BY_FAMILY, PHASED_CALLS, Backend
 from .capabilities import Capabilities
 from .environment import read_variable, warn_of_unknown_variables
-from .errors import NoBackend
+from .errors import InputError, NoBackend
 from .reason import Reason
 from .refusal import explain_refusal
 from .registry import backends, find_backend
@@ -68,10 +68,10 @@ def select(request: Request, backend: str | None = None) -> Selection:
 def _find_choice(backend: str, source: str) -> type[Backend]:
     try:
         return find_backend(backend)
-    except ValueError as error:
+    except InputError as error:
         if source == "argument":
             raise
-        raise ValueError(f"{source} is set: {error}") from error
+        raise InputError(f"{source} is set: {error}") from error
 
 
 def _rank(request: Request) -> list[type[Backend]]:

@@ -112,6 +112,7 @@ class StepMetadata:
     num_reqs: int
     num_tokens: int
     num_tokens_padded: int
+    num_decodes: int
     max_query_len: int
     max_seq_len: int
     query_start_loc: torch.Tensor
@@ -134,14 +135,9 @@ class StepMetadata:
         return self.groups[0].batch.block_table
 
     @property
-    def num_decodes(self) -> int:
-        """Requests in the decode phase."""
-        return self.decode.requests.stop if self.decode is not None else 0
-
-    @property
     def num_prefills(self) -> int:
-        """Requests in the prefill phase."""
-        return self.prefill.requests.stop - self.prefill.requests.start if self.prefill is not None else 0
+        """Requests that are no decodes; a request without a new token counts as a decode unless it is being prefilled."""
+        return self.num_reqs - self.num_decodes
 
     @property
     def num_decode_tokens(self) -> int:

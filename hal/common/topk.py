@@ -57,12 +57,14 @@ class TopkState:
                 )
 
     def take(self, layer: LayerShape, topk: torch.Tensor, metadata: StepMetadata) -> None:
-        """Use a choice made elsewhere: topk int32 [tokens, width] in the engine's order."""
+        """Use a choice made elsewhere: topk int32 [tokens, width] in the engine's order; keys after a query are none of its."""
         self.is_explicit = True
         buffer = self._renew(_indexer(layer).width, metadata)
         order = metadata.token_order
         chosen = topk[: metadata.num_tokens] if order is None else topk.index_select(0, order)
-        buffer[: metadata.num_tokens] = chosen.to(torch.int32)
+        for phase in metadata.phases:
+            ids = chosen[phase.tokens]
+            buffer[phase.tokens] = torch.where(ids < phase.key_bounds[:, None], ids, ids.new_full((), -1))
 
     def check(self, layer: LayerShape, metadata: StepMetadata) -> None:
         """Nothing, or BatchError where no layer has chosen in this step yet."""

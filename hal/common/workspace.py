@@ -8,6 +8,7 @@ from math import lcm, prod
 from hal.config import ModelShape
 from hal.config.dtypes import item_size
 
+from .errors import InputError
 from .layouts import block_table_width
 from .limits import Limits
 from .parallel import Parallel
@@ -82,7 +83,7 @@ def _choice_buffers(shape: ModelShape, limits: Limits) -> list[Buffer]:
     tokens = limits.max_num_batched_tokens
     one_token = limits.max_model_len * 4
     if limits.max_logits_bytes < one_token:
-        raise ValueError(
+        raise InputError(
             f"max_logits_bytes is {limits.max_logits_bytes}; the index scores of one token over max_model_len "
             f"{limits.max_model_len} take {one_token}"
         )

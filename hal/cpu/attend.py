@@ -88,6 +88,28 @@ def attend_request(
                     lse[tile.begin : tile.end, span] = logs.permute(2, 0, 1).flatten(1, 2)
 
 
+def attend_single(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float,
+    softcap: float | None,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """Write out [heads, v_head_dim] and lse [heads] of one query [heads, head_dim] over keys that it sees all of."""
+    dtype = compute_dtype(q.dtype)
+    num_kv_heads = k.shape[1]
+    queries = (q.to(dtype) * softmax_scale).view(num_kv_heads, -1, q.shape[1])
+    scores = torch.bmm(queries, k.to(dtype).permute(1, 2, 0))
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    weights, logs = normalise(scores, need_lse=lse is not None, may_be_empty=False)
+    out.copy_(torch.bmm(weights, v.to(dtype).transpose(0, 1)).view_as(out))
+    if lse is not None and logs is not None:
+        lse.copy_(logs.view_as(lse))
+
+
 def _tile_size(num_queries: int, num_keys: int, num_kv_heads: int, group: int) -> tuple[int, int]:
     per_query = max(1, num_keys) * group
     queries = min(num_queries, max(_MIN_QUERIES, _TILE_ELEMENTS // per_query))

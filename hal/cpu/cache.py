@@ -46,5 +46,11 @@ def request_rows(cache: KVCache, batch: PagedBatch, request: int, start: int, st
 
 
 def read_request(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> torch.Tensor:
-    """A request's cached rows [stop - start, width]."""
+    """A request's cached rows [stop - start, width]: a view where its pages lie end to end, a copy where they do not."""
+    size = cache.block_size
+    first_page = start // size
+    pages = batch.block_table[request, first_page : -(-stop // size)].tolist()
+    if cache.page_stride == size and pages and pages == list(range(pages[0], pages[0] + len(pages))):
+        begin = pages[0] * size + start - first_page * size
+        return cache.rows[begin : begin + stop - start]
     return cache.rows.index_select(0, request_rows(cache, batch, request, start, stop))

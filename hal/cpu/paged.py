@@ -1,4 +1,4 @@
-"""Attention over a paged cache: one-token queries together, longer ones request by request."""
+"""Attention over a paged cache, request by request."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ import torch
 from hal.common.errors import LayoutError
 from hal.common.kernels import KVCache, PagedBatch
 
-from .attend import attend_request, attend_tile
+from .attend import attend_request, attend_single
 from .cache import read_request
-from .mask import Mask, hide
-from .numbers import compute_dtype
+from .mask import Mask
 from .results import prepare_results
-
-# Padded keys are worth their arithmetic while they are no more than the real ones.
-_MAX_PADDING = 2.0
 
 
 def attend_pages(
@@ -34,25 +30,23 @@ def attend_pages(
     _check_query(q, cache)
     out, lse = prepare_results(q, v_head_dim, need_lse, out)
     starts = batch.query_start_loc.tolist()
-    seq_lens = batch.seq_lens.tolist()
-    requests = [(i, starts[i], starts[i + 1], seq_lens[i]) for i in range(len(seq_lens)) if starts[i + 1] > starts[i]]
-    singles = [(i, begin, length) for i, begin, end, length in requests if end - begin == 1 and length > 0]
-    together = len(singles) > 1 and mask.causal and _is_worth_padding(singles, mask)
-    if together:
-        _attend_singles(q, cache, batch, singles, mask, softmax_scale, softcap, out, lse)
-    for i, begin, end, length in requests:
-        if together and end - begin == 1 and length > 0:
+    for request, length in enumerate(batch.seq_lens.tolist()):
+        begin, end = starts[request], starts[request + 1]
+        if begin == end or not length:
             continue
         first = length - (end - begin)
         start, stop = mask.key_range(first, length - 1, length)
-        keys, values = split_heads(cache, read_request(cache, batch, i, start, stop))
+        keys, values = split_heads(cache, read_request(cache, batch, request, start, stop))
+        if end - begin == 1:
+            # A lone query sees the whole span of keys that its mask leaves, so nothing is hidden in it.
+            attend_single(q[begin], keys, values, softmax_scale, softcap, out[begin], None if lse is None else lse[begin])
+            continue
         tokens = slice(begin, end)
-        shifted = replace(mask, origin=start)
         attend_request(
             q[tokens],
             keys,
             values,
-            shifted,
+            replace(mask, origin=start),
             first - start,
             softmax_scale,
             softcap,
@@ -86,50 +80,3 @@ def _check_query(q: torch.Tensor, cache: KVCache) -> None:
             f"queries have {q.shape[1]} heads of {q.shape[2]}; the cache holds {heads} KV heads with keys of {width}, "
             "which must divide the heads and equal the width"
         )
-
-
-def _is_worth_padding(singles: list[tuple[int, int, int]], mask: Mask) -> bool:
-    spans = [_span(length, mask) for _, _, length in singles]
-    return max(spans) * len(spans) <= _MAX_PADDING * sum(spans)
-
-
-def _span(length: int, mask: Mask) -> int:
-    start, stop = mask.key_range(length - 1, length - 1, length)
-    return stop - start
-
-
-def _attend_singles(
-    q: torch.Tensor,
-    cache: KVCache,
-    batch: PagedBatch,
-    singles: list[tuple[int, int, int]],
-    mask: Mask,
-    softmax_scale: float,
-    softcap: float | None,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-) -> None:
-    requests, tokens, lengths = (torch.tensor(column) for column in zip(*singles, strict=True))
-    spans = torch.tensor([_span(length, mask) for _, _, length in singles])
-    width = int(spans.max())
-    # Every request's columns end at its last key; those before its first repeat that one and are hidden.
-    column = torch.arange(width)[None, :] - (width - spans)[:, None]
-    positions = (lengths - spans)[:, None] + column.clamp(min=0)
-    hidden = column < 0
-    pages = batch.block_table[requests[:, None], positions // cache.block_size].long()
-    rows = pages * cache.page_stride + positions % cache.block_size
-    gathered = cache.rows.index_select(0, rows.reshape(-1))
-    keys, values = split_heads(cache, gathered)
-    dtype = compute_dtype(q.dtype)
-    count, heads = len(singles), q.shape[1]
-    kv_heads = keys.shape[1]
-    group = heads // kv_heads
-    merged_keys = keys.to(dtype).unflatten(0, (count, width)).transpose(1, 2).flatten(0, 1)
-    merged_values = values.to(dtype).unflatten(0, (count, width)).transpose(1, 2).flatten(0, 1)
-    picked = (q.index_select(0, tokens).to(dtype) * softmax_scale).reshape(count * kv_heads, group, 1, -1)
-    veil = hidden.repeat_interleave(kv_heads, 0)[:, None, None, :]
-    blocks = (hide(slice(0, width), veil),) if bool(hidden.any()) else ()
-    result, logs = attend_tile(picked, merged_keys, merged_values, blocks, softcap, need_lse=lse is not None)
-    out.index_copy_(0, tokens, result.reshape(count, heads, -1).to(out.dtype))
-    if lse is not None and logs is not None:
-        lse.index_copy_(0, tokens, logs.reshape(count, heads).to(lse.dtype))

@@ -157,15 +157,15 @@ def attend_launch(tile: Tile, queries: Queries, keys: Keys, mask: Mask, softmax_
             "k_head": keys.k_head,
             "v_row": keys.v_row,
             "v_head": keys.v_head,
-            "page_stride": keys.page_stride,
-            "table_row": table.stride(0) if is_paged else 0,
-            "out_part": out.stride(0),
             "out_token": out.stride(1),
             "out_head": out.stride(2),
-            "lse_part": 0 if lse is None else lse.stride(0),
             "lse_token": 0 if lse is None else lse.stride(1),
         },
         numbers={
+            "page_stride": keys.page_stride,
+            "table_row": table.stride(0) if is_paged else 0,
+            "out_part": out.stride(0),
+            "lse_part": 0 if lse is None else lse.stride(0),
             "scale": float(softmax_scale),
             "softcap": float(mask.softcap or 0.0),
             "window": mask.window or 0,
@@ -278,5 +278,6 @@ def _attend(
 
 
 def _row_tiles(tile: Tile, queries: Queries, keys: Keys) -> int:
-    rows = queries.max_len * (queries.q.shape[1] // keys.kv_heads)
+    heads: int = queries.q.shape[1]
+    rows = queries.max_len * (heads // keys.kv_heads)
     return max(1, -(-rows // tile.block_m))

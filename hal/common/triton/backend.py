@@ -47,7 +47,6 @@ class TritonBackend(Backend):
     """
 
     package: ClassVar[str] = ""
-    capabilities = None
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
@@ -115,9 +114,7 @@ class TritonBackend(Backend):
         mask = Mask(causal=causal, window=window, softcap=softcap)
         lens = (max_query_len, max_seq_len)
         run = self.launcher.run
-        return attend_varlen(
-            self.machine, run, q, k, v, q_start_loc, k_start_loc, *lens, mask, softmax_scale, need_lse, out
-        )
+        return attend_varlen(self.machine, run, q, k, v, q_start_loc, k_start_loc, *lens, mask, softmax_scale, need_lse, out)
 
     def index_scores(
         self,

@@ -33,9 +33,8 @@ def write_launch(
             "first_token": first.stride(0),
             "second_token": second.stride(0),
             "cache_row": cache_rows.stride(0),
-            "page_stride": page_stride,
         },
-        numbers={"num_slots": pages * block_size},
+        numbers={"page_stride": page_stride, "num_slots": pages * block_size},
         constants={"PAGE": block_size, "FIRST": layout.widths[0], "SECOND": _second(layout), "BLOCK": block},
         num_warps=4,
     )
@@ -56,9 +55,7 @@ def read_launch(layout: Layout, cache_rows: Any, rows: Any, parts: Sequence[Any]
     )
 
 
-def write_rows(
-    run: Callable[[Launch], None], cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]
-) -> None:
+def write_rows(run: Callable[[Launch], None], cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """The parts, written at their slots; LayoutError, with nothing written, where they do not fit the layout."""
     layout = cache.layout
     _check_layout(layout)
@@ -69,11 +66,7 @@ def write_rows(
     if not tokens:
         return
     flat = [dense_rows(part.reshape(tokens, -1)) for part in parts]
-    run(
-        write_launch(
-            layout, cache.rows, flat, slots.contiguous(), cache.block_size, cache.page_stride, cache.num_pages
-        )
-    )
+    run(write_launch(layout, cache.rows, flat, slots.contiguous(), cache.block_size, cache.page_stride, cache.num_pages))
 
 
 def read_rows(run: Callable[[Launch], None], cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -23,16 +23,14 @@ def join_launch(parts: Any, parts_lse: Any, out: Any, lse: Any) -> Launch:
         tensors={"parts": parts, "out": out},
         tables={"lse": parts_lse, "out_lse": parts_lse if lse is None else lse},
         strides={
-            "part_part": parts.stride(0),
             "part_token": parts.stride(1),
             "part_head": parts.stride(2),
-            "lse_part": parts_lse.stride(0),
             "lse_token": parts_lse.stride(1),
             "out_token": out.stride(0),
             "out_head": out.stride(1),
             "out_lse_token": heads if lse is None else lse.stride(0),
         },
-        numbers={"num_parts": num_parts, "num_heads": heads},
+        numbers={"part_part": parts.stride(0), "lse_part": parts_lse.stride(0), "num_parts": num_parts, "num_heads": heads},
         constants={"WIDTH": width, "HAS_LSE": lse is not None, "BLOCK": _columns(width)},
         num_warps=4,
     )
@@ -43,7 +41,7 @@ def merge_launch(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: 
     tokens, heads, width = out_a.shape
     block = _columns(width)
     rows = max(1, _ELEMENTS // block)
-    strides = {}
+    strides: dict[str, int] = {}
     for name, state, log in (("a", out_a, lse_a), ("b", out_b, lse_b)):
         strides |= {f"{name}_token": state.stride(0), f"{name}_head": state.stride(1)}
         strides |= {f"lse_{name}_token": log.stride(0), f"lse_{name}_head": log.stride(1)}

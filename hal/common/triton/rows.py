@@ -35,8 +35,16 @@ def rows_launch(
         grid=(tokens,),
         tensors={"topk": topk, "rows": rows},
         tables={"req_id": req_id, "block_table": block_table, "seq_lens": seq_lens, "valid": valid},
-        strides={"topk_token": topk.stride(0), "table_row": block_table.stride(0), "page_stride": page_stride},
-        numbers={"width": width, "table_width": block_table.shape[1], "rank": parallel.dcp_rank},
+        strides={
+            "topk_token": topk.stride(0),
+        },
+        numbers={
+            "table_row": block_table.stride(0),
+            "page_stride": page_stride,
+            "width": width,
+            "table_width": block_table.shape[1],
+            "rank": parallel.dcp_rank,
+        },
         constants={
             "PAGE": block_size,
             "RANKS": parallel.dcp,

@@ -10,7 +10,7 @@ from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
 
 from .checks import dense_rows, plain_name, require_tile
 from .launch import Launch
-from .tiles import Machine, Tile, Widths, block_side
+from .tiles import Machine, Tile, Widths
 
 if TYPE_CHECKING:
     import torch
@@ -51,11 +51,11 @@ def score_launch(
             "q_head": iq.stride(1),
             "weights_token": weights.stride(0),
             "cache_row": cache_rows.stride(0),
+        },
+        numbers={
             "page_stride": page_stride,
             "table_row": batch.block_table.stride(0),
             "scores_row": scores.stride(0),
-        },
-        numbers={
             "token_start": chunk.token_start,
             "token_stop": chunk.token_stop,
             "request_start": chunk.request_start,
@@ -68,7 +68,7 @@ def score_launch(
         constants={
             "PAGE": block_size,
             "WIDTH": width,
-            "BLOCK_H": block_side(heads),
+            "BLOCK_H": tile.block_m,
             "BLOCK_N": tile.block_n,
             "BLOCK_C": tile.block_c,
             "BLOCK_T": _TOKENS,
@@ -76,11 +76,6 @@ def score_launch(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-
-
-def score_widths(heads: int, width: int) -> Widths:
-    """What a tile of scores holds: every head of a token against keys of this width."""
-    return Widths(main=width)
 
 
 def index_scores(
@@ -110,7 +105,7 @@ def index_scores(
     scores = iq.new_empty(shape, dtype=torch.float32)
     if not scores.numel():
         return scores
-    tile = require_tile(machine, "scores", score_widths(heads, width), plain_name(iq), heads)
+    tile = require_tile(machine, "scores", Widths(main=width), plain_name(iq), heads)
     weights = dense_rows(weights.float())
     args = (cache.block_size, cache.page_stride, cache.num_pages)
     run(score_launch(tile, dense_rows(iq), weights, cache.rows, batch, chunk, scores, *args))

@@ -22,7 +22,8 @@ CALLS = ("attend", "latent", "sparse", "scores")
 class Candidate:
     """One row of launch.toml: block_m query rows by block_n keys, at most block_c columns of a latent at a time.
 
-    archs: those it is for, none meaning all. up_to_rows: only for calls with no more query rows than that per KV head.
+    copies: how many copies of a tile's keys the compiled kernel keeps in shared memory, as measured. archs and dtypes: those it
+    is for, none meaning all. up_to_rows: only for calls with no more query rows than that per KV head.
     """
 
     block_m: int
@@ -30,6 +31,7 @@ class Candidate:
     block_c: int = 1024
     num_warps: int
     num_stages: int
+    copies: int
     archs: tuple[str, ...] = ()
     up_to_rows: int | None = None
     dtypes: tuple[str, ...] = ()
@@ -88,6 +90,7 @@ class Tile:
     num_c: int
     num_warps: int
     num_stages: int
+    copies: int
 
 
 def block_side(size: int) -> int:
@@ -123,15 +126,12 @@ def choose_tile(machine: Machine, call: str, widths: Widths, dtype: str, rows: i
 
 
 def shared_bytes(tile: Tile, widths: Widths, dtype: str) -> int:
-    """An upper bound on the shared memory of a kernel in a tile: queries and weights once, keys and values per stage."""
-    size = item_size(dtype)
-    key = tile.block_c + (widths.block_rest if widths.rest else 0)
+    """An upper bound on the shared memory of a kernel in a tile: queries and weights once, keys and values by their copies."""
+    key = tile.block_c * tile.num_c + (widths.block_rest if widths.rest else 0)
+    value = tile.block_c if tile.num_c > 1 else widths.block_value
     queries = tile.block_m * key
     weights = tile.block_m * tile.block_n
-    per_stage = tile.block_n * (key + widths.block_value)
-    if tile.num_c > 1:
-        per_stage += tile.block_n * tile.block_c
-    return size * (queries + weights + tile.num_stages * per_stage)
+    return item_size(dtype) * (queries + weights + tile.copies * tile.block_n * (key + value))
 
 
 def _concerns(candidate: Candidate, arch: str, dtype: str, rows: int) -> bool:
@@ -151,6 +151,7 @@ def _cut(candidate: Candidate, widths: Widths, rows: int) -> Tile:
         num_c=widths.block_main // block_c,
         num_warps=candidate.num_warps,
         num_stages=candidate.num_stages,
+        copies=candidate.copies,
     )
 
 

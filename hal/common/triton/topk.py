@@ -23,8 +23,8 @@ def choose_launch(scores: Any, lengths: Any, topk: Any, k: int) -> Launch:
         grid=(scores.shape[0],),
         tensors={"scores": scores},
         tables={"lengths": lengths, "topk": topk},
-        strides={"scores_row": scores.stride(0)},
-        numbers={"num_columns": scores.shape[1], "k": k, "width": topk.shape[1]},
+        strides={},
+        numbers={"scores_row": scores.stride(0), "num_columns": scores.shape[1], "k": k, "width": topk.shape[1]},
         constants={"BLOCK": _COLUMNS},
         num_warps=8,
     )

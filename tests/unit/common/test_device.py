@@ -63,7 +63,7 @@ def test_a_near_miss_is_answered_with_what_was_meant(target: str, near: str) -> 
 
 @pytest.mark.parametrize("target", ["", ":", "cuda:", "cuda:sm_90:extra", "zzzzzzzz"], ids=repr)
 def test_what_is_no_target_is_refused_with_the_list(target: str) -> None:
-    with pytest.raises(ValueError, match=r"unknown target.*Known targets: .*cuda:sm_90"):
+    with pytest.raises(ValueError, match=r"unknown target.*nown targets: .*cuda:sm_90"):
         hal.Device.from_arch(target)
 
 

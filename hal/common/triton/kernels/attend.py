@@ -7,7 +7,20 @@ from .softmax import cap_scores, finish_rows, fold_tile, load_rows, multiply
 
 
 @triton.jit(
-    do_not_specialize=["scale", "softcap", "window", "chunk", "num_tokens", "num_requests", "table_width", "num_pages"],
+    do_not_specialize=[
+        "scale",
+        "softcap",
+        "window",
+        "chunk",
+        "num_tokens",
+        "num_requests",
+        "table_width",
+        "num_pages",
+        "page_stride",
+        "table_row",
+        "out_part",
+        "lse_part",
+    ],
     do_not_specialize_on_alignment=["block_table", "q_start_loc", "k_lens", "lse"],
 )
 def attend_keys(
@@ -122,6 +135,8 @@ def attend_keys(
     if HAS_CHUNK:
         start = tl.maximum(start, first // chunk * chunk)
         stop = tl.minimum(stop, (last // chunk + 1) * chunk)
+    if IS_PAGED:
+        stop = tl.minimum(stop, table_width * PAGE)
     start = start // BLOCK_N * BLOCK_N
     share = tl.cdiv(tl.cdiv(tl.maximum(stop - start, 0), BLOCK_N), tl.num_programs(2)) * BLOCK_N
     start = start + tl.program_id(2) * share
@@ -142,9 +157,8 @@ def attend_keys(
         n = first_n + tl.arange(0, BLOCK_N)
         is_there = n < stop
         if IS_PAGED:
-            column = n // PAGE
-            page = tl.load(table + column, mask=is_there & (column < table_width), other=-1)
-            is_there = is_there & (page >= 0) & (page < num_pages)
+            page = tl.load(table + n // PAGE, mask=is_there, other=-1)
+            is_there = page.to(tl.uint32, bitcast=True) < num_pages.to(tl.uint32)
             at = page.to(tl.int64) * page_stride + n % PAGE
         else:
             at = (first_key + n).to(tl.int64)
@@ -154,8 +168,10 @@ def attend_keys(
             k_main = load_rows(keys, is_there, columns, MAIN, BLOCK_C)
             scores = multiply(q_main, tl.trans(k_main), scores)
         else:
+            # An address that depends on the loop keeps the compiler from holding every piece of the queries in registers.
+            again = queries + tl.minimum(first_n, 0)
             for c in tl.static_range(NUM_C):
-                q_piece = load_rows(queries, is_live, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
+                q_piece = load_rows(again, is_live, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
                 k_piece = load_rows(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
                 scores = multiply(q_piece, tl.trans(k_piece), scores)
         if REST > 0:
@@ -165,7 +181,7 @@ def attend_keys(
             scores = cap_scores(scores * scale, softcap) * 1.4426950408889634
         else:
             scores = scores * (scale * 1.4426950408889634)
-        is_seen = is_there[None, :] & is_live[:, None]
+        is_seen = is_there[None, :]
         if CAUSAL:
             is_seen = is_seen & (n[None, :] <= position[:, None])
         if HAS_WINDOW:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_slots"], do_not_specialize_on_alignment=["slots"])
+@triton.jit(do_not_specialize=["num_slots", "page_stride"], do_not_specialize_on_alignment=["slots"])
 def write_rows(
     first,
     second,

@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_parts", "num_heads"], do_not_specialize_on_alignment=["lse", "out_lse"])
+@triton.jit(
+    do_not_specialize=["num_parts", "num_heads", "part_part", "lse_part"], do_not_specialize_on_alignment=["lse", "out_lse"]
+)
 def join_parts(
     parts,
     lse,

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit(
-    do_not_specialize=["width", "table_width", "rank"],
+    do_not_specialize=["width", "table_width", "rank", "table_row", "page_stride"],
     do_not_specialize_on_alignment=["req_id", "block_table", "seq_lens", "valid"],
 )
 def find_rows(

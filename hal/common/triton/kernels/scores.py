@@ -16,6 +16,9 @@ from .softmax import load_rows, multiply
         "table_width",
         "num_pages",
         "num_heads",
+        "page_stride",
+        "table_row",
+        "scores_row",
     ],
     do_not_specialize_on_alignment=["weights", "block_table", "q_start_loc", "seq_lens", "scores"],
 )
@@ -85,14 +88,16 @@ def score_keys(
     at = page.to(tl.int64) * page_stride + n % PAGE
     columns = tl.arange(0, BLOCK_C)
     keys = tl.trans(load_rows(cache + at * cache_row, is_there, columns, WIDTH, BLOCK_C))
-    heads = tl.arange(0, BLOCK_H)
-    is_head = heads < num_heads
     token = first.to(tl.int64)
     for _ in range(first, stop):
-        queries = load_rows(q + token * q_token + heads.to(tl.int64) * q_head, is_head, columns, WIDTH, BLOCK_C)
-        products = multiply(queries, keys, tl.zeros([BLOCK_H, BLOCK_N], tl.float32))
-        weight = tl.load(weights + token * weights_token + heads, mask=is_head, other=0.0)
-        score = tl.sum(tl.maximum(products, 0.0) * weight[:, None], 0)
+        score = tl.zeros([BLOCK_N], tl.float32)
+        for first_head in range(0, num_heads, BLOCK_H):
+            heads = first_head + tl.arange(0, BLOCK_H)
+            is_head = heads < num_heads
+            queries = load_rows(q + token * q_token + heads.to(tl.int64) * q_head, is_head, columns, WIDTH, BLOCK_C)
+            products = multiply(queries, keys, tl.zeros([BLOCK_H, BLOCK_N], tl.float32))
+            weight = tl.load(weights + token * weights_token + heads, mask=is_head, other=0.0)
+            score += tl.sum(tl.maximum(products, 0.0) * weight[:, None], 0)
         score = tl.where(is_there & (n < shift + token), score, float("-inf"))
         tl.store(scores + (token - token_start) * scores_row + n, score, mask=is_column)
         token += 1

@@ -7,7 +7,7 @@ from .softmax import finish_rows, fold_tile, load_rows, multiply
 
 
 @triton.jit(
-    do_not_specialize=["scale", "num_heads", "width", "num_rows", "first_part"],
+    do_not_specialize=["scale", "num_heads", "width", "num_rows", "first_part", "out_part", "lse_part"],
     do_not_specialize_on_alignment=["valid", "lse"],
 )
 def attend_rows(
@@ -71,15 +71,17 @@ def attend_rows(
     for first_n in range(start, stop, BLOCK_N):
         n = first_n + tl.arange(0, BLOCK_N)
         at = tl.load(rows + token * rows_token + n, mask=n < stop, other=-1)
-        is_there = (at >= 0) & (at < num_rows)
+        is_there = at.to(tl.uint32, bitcast=True) < num_rows.to(tl.uint32)
         keys = cache + at.to(tl.int64) * cache_row
         scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         if NUM_C == 1:
             value = load_rows(keys, is_there, columns, MAIN, BLOCK_C)
             scores = multiply(q_main, tl.trans(value), scores)
         else:
+            # An address that depends on the loop keeps the compiler from holding every piece of the queries in registers.
+            again = queries + tl.minimum(first_n, 0)
             for c in tl.static_range(NUM_C):
-                q_piece = load_rows(queries, is_live, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
+                q_piece = load_rows(again, is_live, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
                 k_piece = load_rows(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
                 scores = multiply(q_piece, tl.trans(k_piece), scores)
             value = load_rows(keys, is_there, values, MAIN, NUM_C * BLOCK_C)
@@ -87,7 +89,7 @@ def attend_rows(
             k_rest = load_rows(keys + MAIN, is_there, rest, REST, BLOCK_R)
             scores = multiply(q_rest, tl.trans(k_rest), scores)
         scores = scores * (scale * 1.4426950408889634)
-        weights, peak, total, shrink = fold_tile(scores, is_there[None, :] & is_live[:, None], peak, total)
+        weights, peak, total, shrink = fold_tile(scores, is_there[None, :], peak, total)
         result = multiply(weights.to(value.dtype), value, result * shrink[:, None])
     result, logs = finish_rows(result, peak, total)
     slot = (first_part + part).to(tl.int64)

@@ -16,7 +16,7 @@ def load_ranks(scores, column, length):
     return tl.where(column < length, rank, 0)
 
 
-@triton.jit(do_not_specialize=["num_columns", "k", "width"], do_not_specialize_on_alignment=["lengths", "topk"])
+@triton.jit(do_not_specialize=["num_columns", "k", "width", "scores_row"], do_not_specialize_on_alignment=["lengths", "topk"])
 def choose_columns(scores, lengths, topk, scores_row, num_columns, k, width, BLOCK: tl.constexpr):
     """A program: one row; its k best columns in ascending order, then -1. topk is dense. Grid: (rows,).
 
