@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .errors import ConfigError
 from .fields import Fields
-from .kinds import CHUNKED, COMPRESSED_HEAVY, COMPRESSED_SPARSE, SLIDING
+from .kinds import CHUNKED, COMPRESSED_HEAVY, COMPRESSED_SPARSE, SLIDING, is_layer_type
 from .layer_view import LayerView
 from .source import MISSING
 from .values import as_count
@@ -48,7 +48,7 @@ def _shared_value(layer: LayerView) -> object:
     if isinstance(value, (list, tuple)):
         layer.varies = True
         return value[layer.layer_id % len(value)] if value else None
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and any(is_layer_type(name) for name in value):
         return value.get(layer.kind)
     return fields.raw("window_size") if value is MISSING else value
 
