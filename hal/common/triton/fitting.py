@@ -37,4 +37,4 @@ def needed_tiles(request: Request) -> Iterator[tuple[str, Widths]]:
     yield "attend", Widths(main=main, rest=rest, value=layer.v_head_dim)
     yield "sparse" if layer.indexer is not None else "latent", latent
     if layer.indexer is not None:
-        yield "scores", Widths(main=layer.indexer.head_dim)
+        yield "scores", Widths(main=layer.indexer.head_dim, sums_values=False)

@@ -105,7 +105,7 @@ def index_scores(
     scores = iq.new_empty(shape, dtype=torch.float32)
     if not scores.numel():
         return scores
-    tile = require_tile(machine, "scores", Widths(main=width), plain_name(iq), heads)
+    tile = require_tile(machine, "scores", Widths(main=width, sums_values=False), plain_name(iq), heads)
     weights = dense_rows(weights.float())
     args = (cache.block_size, cache.page_stride, cache.num_pages)
     run(score_launch(tile, dense_rows(iq), weights, cache.rows, batch, chunk, scores, *args))

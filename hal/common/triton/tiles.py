@@ -56,13 +56,14 @@ class Machine:
 class Widths:
     """What a kernel's tile has to hold per key: main and rest elements, and a value of its own unless the key's main is it.
 
-    splits: main may be worked on in pieces, one per program.
+    splits: main may be worked on in pieces, one per program. sums_values: else it sums scores alone.
     """
 
     main: int
     rest: int = 0
     value: int = 0
     splits: bool = False
+    sums_values: bool = True
 
     @property
     def block_main(self) -> int:
@@ -159,8 +160,8 @@ def _refuse(machine: Machine, tile: Tile, widths: Widths, dtype: str) -> Reason 
     limit = machine.arch.shared_memory_bytes
     needed = shared_bytes(tile, widths, dtype) + machine.spare_shared_bytes
     if limit is not None and needed > limit:
-        return Reason("memory", f"{limit} bytes of shared memory on {machine.arch.name}", f"{needed} bytes of it for a tile")
-    columns = widths.block_value or tile.block_c
+        return Reason("memory", f"{limit} bytes", f"{needed} bytes of shared memory for its smallest tile")
+    columns = (widths.block_value or tile.block_c) if widths.sums_values else tile.block_n
     threads = tile.num_warps * machine.arch.warp_size
     if tile.block_m * columns > machine.accumulators * threads:
         most = machine.accumulators * threads // tile.block_m

@@ -1,0 +1,184 @@
+"""Every kernel that a layer's calls launch on an arch, from the functions that make the launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hal.common.kernels import IndexerChunk
+from hal.common.layouts import Layout, attention_layout, index_layout, latent_layout
+from hal.common.reason import Reason
+from hal.common.request import Request
+from hal.config.sizes import kv_heads_on_rank
+
+from .attend import Keys, Mask, Queries, Results, attend_launch, listed_keys, paged_keys
+from .cache import read_launch, write_launch
+from .launch import Launch
+from .merge import join_launch, merge_launch, sink_launch
+from .rows import rows_launch
+from .scores import score_launch
+from .sparse import sparse_launch
+from .specialisation import Specialisation, specialise
+from .stand_in import StandIn, head_major, stand_in
+from .tiles import Machine, Tile, Widths, choose_tile
+from .topk import choose_launch, expand_launch
+
+# Counts of no other consequence than their class: more than 1 and no multiple of 16.
+_TOKENS, _REQUESTS, _COLUMNS = 257, 3, 515
+_PARTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """A PagedBatch of stand-ins."""
+
+    query_start_loc: StandIn
+    seq_lens: StandIn
+    block_table: StandIn
+    max_query_len: int
+    max_seq_len: int
+
+
+def list_specialisations(machine: Machine, request: Request, block_size: int) -> tuple[Specialisation, ...]:
+    """What a request's calls compile, each once, in the order of the calls; a tile that does not fit is left out."""
+    made = (specialise(launch, machine.arch.name) for launch in _launches(machine, request, block_size))
+    return tuple({found.key: found for found in made}.values())
+
+
+def _launches(machine: Machine, request: Request, block_size: int) -> Iterator[Launch]:
+    layer, dtype = request.layer, request.dtype
+    heads = request.heads_on_rank
+    if layer.mla is None:
+        kv_heads = kv_heads_on_rank(layer.num_kv_heads, request.parallel.tp)
+        layout = attention_layout(kv_heads, layer.head_dim, layer.v_head_dim, dtype)
+        yield from _cache_launches(layout, block_size)
+        yield from _paged_launches(machine, request, layout, block_size)
+        yield from _result_launches(dtype, heads, layer.v_head_dim, layer.sink)
+        return
+    lora = layer.mla.kv_lora_rank
+    layout = latent_layout(lora, layer.mla.qk_rope_head_dim, dtype)
+    yield from _cache_launches(layout, block_size)
+    if layer.indexer is None:
+        yield from _paged_launches(machine, request, layout, block_size)
+    else:
+        yield from _indexer_launches(machine, request, block_size)
+        yield from _sparse_launches(machine, request, layout)
+    yield from _varlen_launches(machine, request)
+    yield from _result_launches(dtype, heads, layer.v_head_dim, layer.sink)
+    yield from _result_launches(dtype, heads, lora, layer.sink)
+
+
+def _cache_launches(layout: Layout, block_size: int) -> Iterator[Launch]:
+    cache = _cache(layout)
+    flat = [stand_in(layout.dtype, _TOKENS, width) for width in layout.widths if width]
+    yield write_launch(layout, cache, flat, stand_in("int64", _TOKENS), block_size, block_size, _COLUMNS)
+    yield read_launch(layout, cache, stand_in("int32", _TOKENS), flat)
+
+
+def _paged_launches(machine: Machine, request: Request, layout: Layout, block_size: int) -> Iterator[Launch]:
+    layer, dtype = request.layer, request.dtype
+    rows = _cache(layout)
+    mask = Mask(causal=layer.causal, window=layer.window, chunk=layer.chunk, softcap=layer.softcap)
+    for max_len in (1, _TOKENS):
+        batch = _batch(max_len)
+        keys = paged_keys(layout, rows, rows, batch, block_size, block_size, _COLUMNS)
+        q = stand_in(dtype, _TOKENS, request.heads_on_rank, layout.width if layer.mla else layer.head_dim)
+        queries = Queries(q=q, start_loc=batch.query_start_loc, num_requests=_REQUESTS, max_len=max_len)
+        yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale, splits=max_len == 1)
+
+
+def _varlen_launches(machine: Machine, request: Request) -> Iterator[Launch]:
+    layer, dtype, heads = request.layer, request.dtype, request.heads_on_rank
+    start_loc = stand_in("int32", _REQUESTS + 1)
+    k, v = (head_major(dtype, _TOKENS, heads, width) for width in (layer.head_dim, layer.v_head_dim))
+    queries = Queries(
+        q=stand_in(dtype, _TOKENS, heads, layer.head_dim), start_loc=start_loc, num_requests=_REQUESTS, max_len=_TOKENS
+    )
+    for causal in (True, False):
+        keys = listed_keys(k, v, start_loc, _TOKENS)
+        yield from _attend_launches(machine, queries, keys, Mask(causal=causal), layer.softmax_scale, splits=False)
+
+
+def _attend_launches(machine: Machine, queries: Queries, keys: Keys, mask: Mask, scale: float, splits: bool) -> Iterator[Launch]:
+    tokens, heads, _ = queries.q.shape
+    dtype = queries.q.dtype
+    rows = queries.max_len * (heads // keys.kv_heads)
+    tile = choose_tile(machine, keys.call, keys.widths, dtype, rows)
+    if isinstance(tile, Reason):
+        return
+    for results in _results(dtype, tokens, heads, keys.value, splits):
+        yield attend_launch(tile, queries, keys, mask, scale, results)
+
+
+def _sparse_launches(machine: Machine, request: Request, layout: Layout) -> Iterator[Launch]:
+    layer, dtype, heads = request.layer, request.dtype, request.heads_on_rank
+    (lora,), (rope,) = layout.parts
+    widths = Widths(main=lora, rest=rope, splits=True)
+    tile = choose_tile(machine, "sparse", widths, dtype, heads)
+    if isinstance(tile, Reason) or layer.indexer is None:
+        return
+    q, cache = stand_in(dtype, _TOKENS, heads, layout.width), _cache(layout)
+    rows, valid = stand_in("int32", _TOKENS, layer.indexer.width), stand_in("int32", _TOKENS)
+    for results in _results(dtype, _TOKENS, heads, lora, splits=True):
+        yield sparse_launch(
+            tile, widths, q, cache, rows, valid, results.out, results.lse, layer.softmax_scale, 0, results.out.shape[0]
+        )
+
+
+def _results(dtype: str, tokens: int, heads: int, width: int, splits: bool) -> Iterator[Results]:
+    """Where a pass can write: the caller's tensors without and with an LSE, and parts to be joined."""
+    out, lse = stand_in(dtype, 1, tokens, heads, width), stand_in("float32", 1, tokens, heads)
+    yield Results(out=out, lse=None)
+    yield Results(out=out, lse=lse)
+    if splits:
+        yield Results(out=stand_in("float32", _PARTS, tokens, heads, width), lse=stand_in("float32", _PARTS, tokens, heads))
+
+
+def _indexer_launches(machine: Machine, request: Request, block_size: int) -> Iterator[Launch]:
+    indexer, dtype = request.layer.indexer, request.dtype
+    if indexer is None:
+        return
+    topk, ints = stand_in("int32", _TOKENS, indexer.width), stand_in("int32", _TOKENS)
+    batch = _batch(_TOKENS)
+    if indexer.owns:
+        layout = index_layout(indexer.head_dim, dtype)
+        yield from _cache_launches(layout, block_size)
+        tile = choose_tile(machine, "scores", Widths(main=indexer.head_dim, sums_values=False), dtype, indexer.num_heads)
+        scores = stand_in("float32", _TOKENS, _COLUMNS)
+        if isinstance(tile, Tile):
+            yield _score(tile, stand_in(dtype, _TOKENS, indexer.num_heads, indexer.head_dim), layout, batch, scores, block_size)
+        yield choose_launch(scores, ints, topk, indexer.topk)
+        if indexer.pool > 1:
+            yield expand_launch(stand_in("int32", _TOKENS, indexer.topk // indexer.pool), ints, topk, indexer.pool)
+    yield rows_launch(topk, ints, batch.block_table, batch.seq_lens, topk, ints, block_size, block_size, request.parallel)
+
+
+def _score(tile: Tile, iq: StandIn, layout: Layout, batch: _Batch, scores: StandIn, block_size: int) -> Launch:
+    tokens, heads, _ = iq.shape
+    chunk = IndexerChunk(token_start=0, token_stop=tokens, request_start=0, request_stop=_REQUESTS, max_seq_len=_COLUMNS)
+    weights = stand_in("float32", tokens, heads)
+    return score_launch(tile, iq, weights, _cache(layout), batch, chunk, scores, block_size, block_size, _COLUMNS)
+
+
+def _result_launches(dtype: str, heads: int, width: int, has_sink: bool) -> Iterator[Launch]:
+    out, lse = stand_in(dtype, _TOKENS, heads, width), stand_in("float32", _TOKENS, heads)
+    parts, parts_lse = stand_in("float32", _PARTS, *out.shape), stand_in("float32", _PARTS, *lse.shape)
+    yield join_launch(parts, parts_lse, out, None)
+    yield join_launch(parts, parts_lse, out, lse)
+    yield merge_launch(out, lse, out, lse, out, lse)
+    if has_sink:
+        yield sink_launch(out, lse, stand_in(dtype, heads), out)
+
+
+def _cache(layout: Layout) -> StandIn:
+    return stand_in(layout.dtype, _TOKENS, layout.width)
+
+
+def _batch(max_query_len: int) -> _Batch:
+    return _Batch(
+        query_start_loc=stand_in("int32", _REQUESTS + 1),
+        seq_lens=stand_in("int32", _REQUESTS),
+        block_table=stand_in("int32", _REQUESTS, 128),
+        max_query_len=max_query_len,
+        max_seq_len=_COLUMNS,
+    )
