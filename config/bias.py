@@ -34,10 +34,12 @@ def read_position_bias(fields: Fields) -> str | None:
 def is_causal(fields: Fields) -> bool:
     """Whether a token sees only itself and earlier ones.
 
-    A class that has an `is_decoder` switch is an encoder unless it is set; older files of other types carry the field too.
+    A class that has an `is_decoder` switch is an encoder unless it is set, or unless its modules are causal whatever it says;
+    older files of other types carry the field too.
     """
     if fields.raw("use_bidirectional_attention") in (True, "all") or fields.flag("is_causal") is False:
         return False
     if fields.encoder_decoder or fields.flag("is_decoder") is True:
         return True
-    return fields.known.facts.get("causal") is not False and "is_decoder" not in fields.known.fields
+    known = fields.known.facts.get("causal")
+    return known if isinstance(known, bool) else "is_decoder" not in fields.known.fields

@@ -95,6 +95,9 @@ def describe(cls: Any) -> dict[str, Any]:
         parts["patterns"] = _patterns(cls)
         parts["by_kind"] = _by_kind(instance)
         parts["facts"] |= read_facts(cls)
+    if parts["facts"].get("causal") and "is_decoder" not in parts["fields"]:
+        # Causal is what the reader assumes; it needs telling only where an `is_decoder` switch speaks against it.
+        del parts["facts"]["causal"]
     return {name: part for name, part in parts.items() if part}
 
 

@@ -49,7 +49,7 @@ def read_facts(cls: Any) -> dict[str, Any]:
 
     sink: layer types with sinks, "" for all. scale: a fixed softmax scale. scale_power: the power of head_dim that it
     is; scale_times: a factor on top of it.
-    causal: False. position_bias: "relative" or "alibi". kv_heads_times: KV heads of a layer type as a multiple of the config's.
+    causal: what every attention module says. position_bias: "relative" or "alibi". kv_heads_times: KV heads of a layer type as a multiple of the config's.
     """
     config, model = _build_model(cls)
     if model is None:
@@ -117,8 +117,8 @@ def _facts(seen: _Seen) -> dict[str, Any]:
             facts["scale_power"] = -1.0
         elif times == round(2**0.5, 6):
             facts["scale_times"] = 2**0.5
-    if seen.causal == {False}:
-        facts["causal"] = False
+    if len(seen.causal) == 1:
+        facts["causal"] = True in seen.causal
     if seen.alibi:
         facts["position_bias"] = "alibi"
     if seen.relative:

@@ -45,17 +45,12 @@ class Attention:
     launches that warm_up() had not covered.
     """
 
-    def __init__(self, plan: Plan, caches: Mapping[CacheKey, KVCache], num_blocks: int) -> None:
-        device = plan.device.torch_device
-        if device is None:
-            raise BackendError(
-                f"{plan.device.target} is not on this machine: nothing can run there; plan for it, or open elsewhere"
-            )
+    def __init__(self, plan: Plan, opened: Mapping[str, Backend], caches: Mapping[CacheKey, KVCache], num_blocks: int) -> None:
+        device = find_torch_device(plan)
         self.plan = plan
         self.pages = PagePool(num_blocks)
         self.compile_misses = 0
         self.caches = dict(caches)
-        opened = _open_backends(plan)
         self._kernels = {
             layer.layer_id: LayerKernels(selection.providers, opened)
             for layer, selection in zip(plan.shape.layers, plan.selections, strict=True)
@@ -66,7 +61,7 @@ class Attention:
         self._dtype: torch.dtype = getattr(torch, plan.dtype)
         self._device = torch.device(device)
         self._arithmetic = _arithmetic(plan, opened)
-        self._can_mask = _can_mask(opened)
+        self._can_mask = _can_mask(plan, opened)
         self._builder = MetadataBuilder(plan, num_blocks, device, can_mask=self._can_mask)
         self._topk = TopkState(plan, device)
 
@@ -302,7 +297,15 @@ class Attention:
             )
 
 
-def _open_backends(plan: Plan) -> dict[str, Backend]:
+def find_torch_device(plan: Plan) -> str:
+    """Where the plan's tensors live; BackendError where nothing can run on its device here."""
+    if plan.device.torch_device is None:
+        raise BackendError(f"{plan.device.target} is not on this machine: nothing can run there; plan for it, or open elsewhere")
+    return plan.device.torch_device
+
+
+def open_backends(plan: Plan) -> dict[str, Backend]:
+    """The backends that provide any call of the plan, made for its device; BackendError, chained, where one does not load."""
     names = {name for selection in plan.selections if selection is not None for name in selection.providers.values()}
     return {name: find_backend(name)(plan.device) for name in sorted(names)}
 
@@ -319,8 +322,11 @@ def _arithmetic(plan: Plan, opened: Mapping[str, Backend]) -> torch.dtype:
     return dtype
 
 
-def _can_mask(opened: Mapping[str, Backend]) -> bool:
-    return all(backend.capabilities is not None and backend.capabilities.masked_varlen for backend in opened.values())
+def _can_mask(plan: Plan, opened: Mapping[str, Backend]) -> bool:
+    """Whether every provider of prefills over contiguous keys takes an explicit choice of them."""
+    names = {selection.providers.get("varlen_attention.prefill") for selection in plan.selections if selection is not None}
+    declared = [opened[name].capabilities for name in names if name is not None]
+    return bool(declared) and all(capabilities is not None and capabilities.masked_varlen for capabilities in declared)
 
 
 def _mla(layer: LayerShape) -> MLAShape:

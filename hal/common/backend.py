@@ -44,7 +44,8 @@ class Backend:
     """Base of every backend; an instance holds the calls bound to one device.
 
     capabilities None says that the calls are not written yet. provides None says that every call the class defines is its
-    own; a vendor backend that inherits its platform's portable one lists the calls its library provides.
+    own; a vendor backend that inherits its platform's portable one lists the calls its library provides. libraries are all
+    needed; of alternatives any will do, and the backend itself says which.
     Overriding one of hal's own jobs (build, plan, select, supports, open, allocate, attend) raises TypeError.
     """
 
@@ -52,6 +53,7 @@ class Backend:
     platform: ClassVar[str] = ""
     capabilities: ClassVar[Capabilities | None] = None
     libraries: ClassVar[tuple[Library, ...]] = ()
+    alternatives: ClassVar[tuple[Library, ...]] = ()
     provides: ClassVar[frozenset[str] | None] = None
 
     def __init__(self, device: Device) -> None:
@@ -67,6 +69,11 @@ class Backend:
     def explain_refusal(cls, request: Request) -> tuple[Reason, ...]:
         """Reasons beyond the declared capabilities; a pure function of the request that imports no vendor library."""
         return ()
+
+    @classmethod
+    def preferred_block_size(cls, request: Request) -> int:
+        """The page size where a request leaves it open; a pure function of the request."""
+        return cls.capabilities.default_block_size if cls.capabilities is not None else 16
 
     @classmethod
     def explain_call_refusal(cls, call: str, phase: str, request: Request) -> tuple[Reason, ...]:

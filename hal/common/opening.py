@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .attention import Attention, CacheKey
-from .errors import BackendError, CapacityError, InputError, LayoutError, NotBuiltError
+from .attention import Attention, CacheKey, find_torch_device, open_backends
+from .errors import CapacityError, InputError, LayoutError, NotBuiltError
 from .kernels import KVCache
 
 if TYPE_CHECKING:
@@ -21,21 +21,21 @@ def open_attention(plan: Plan, num_blocks: int | None, group: Any) -> Attention:
     blocks = plan.default_num_blocks() if num_blocks is None else num_blocks
     if blocks < 1:
         raise InputError(f"num_blocks is {blocks}; expected at least 1")
-    device = plan.device
-    if device.torch_device is None:
-        raise BackendError(f"{device.target} is not on this machine: nothing can run there; plan for it, or open elsewhere")
+    device, where = plan.device, find_torch_device(plan)
     needed = blocks * plan.page_bytes
     if device.memory_bytes is not None and needed > device.memory_bytes:
         fit = device.memory_bytes // max(1, plan.page_bytes)
         raise CapacityError(
             f"{blocks} pages take {needed} bytes and {device.target} has {device.memory_bytes}; at most {fit} pages fit"
         )
+    # A library that does not load is found out before any memory is taken.
+    opened = open_backends(plan)
     caches: dict[CacheKey, KVCache] = {}
     for spec in plan.cache_specs():
         dtype = getattr(torch, spec.layout.dtype)
-        storage = torch.zeros(spec.shape(blocks), dtype=dtype, device=device.torch_device)
+        storage = torch.zeros(spec.shape(blocks), dtype=dtype, device=where)
         caches[spec.key] = KVCache(storage, spec.layout, spec.block_size, spec.block_size)
-    return Attention(plan, caches, blocks)
+    return Attention(plan, opened, caches, blocks)
 
 
 def bind_attention(plan: Plan, tensors: Mapping[CacheKey, torch.Tensor], group: Any) -> Attention:
@@ -51,7 +51,7 @@ def bind_attention(plan: Plan, tensors: Mapping[CacheKey, torch.Tensor], group: 
     if len(set(counts.values())) > 1:
         raise LayoutError(f"every cache needs as many pages, got {counts}")
     caches = {key: _bind_cache(specs[key], tensor, plan) for key, tensor in tensors.items()}
-    return Attention(plan, caches, next(iter(counts.values()), 0))
+    return Attention(plan, open_backends(plan), caches, next(iter(counts.values()), 0))
 
 
 def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, plan: Plan) -> KVCache:

@@ -18,7 +18,7 @@ from .parallel import Parallel
 from .registry import backends, find_backend
 from .request import Graphs, Request
 from .selection import Selection, select
-from .software import Software, find_versions
+from .software import Software
 from .workspace import Buffer, plan_buffers
 
 if TYPE_CHECKING:
@@ -233,7 +233,9 @@ def plan(
 
 def installed() -> Software:
     """The vendor libraries of this machine that any registered backend can use, from distribution metadata alone."""
-    return find_versions(library for cls in backends().values() for library in cls.libraries)
+    from .vendor.presence import find_libraries
+
+    return find_libraries(library for cls in backends().values() for library in (*cls.libraries, *cls.alternatives))
 
 
 def _resolve_device(device: Device | str | None) -> Device:

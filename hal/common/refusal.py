@@ -60,6 +60,8 @@ def _kind_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reas
     multiple = capabilities.block_size_multiple
     if request.block_size is not None and request.block_size % multiple:
         yield Reason("block_size", request.block_size, f"multiples of {multiple}")
+    if request.layer.block_sparse is not None:
+        yield Reason("kind", "block-sparse attention", capabilities.families)
     if family not in capabilities.families:
         if family == "compressed":
             yield Reason("compressed", f"ratio {request.layer.compress_ratio}", "uncompressed layers")

@@ -89,12 +89,12 @@ def _make_selection(
 ) -> Selection:
     capabilities = _declared(chosen)
     layouts = capabilities.kv_layouts[request.family]
-    block_size = request.block_size or _default_block_size(capabilities, request)
+    block_size = request.block_size or _page_size(chosen, request)
     able = [chosen, *(cls for cls in _rank(request) if cls is not chosen and not verdicts[cls.name])]
     owns_index = request.layer.indexer is not None and request.layer.indexer.owns
     return Selection(
         backend=chosen.name,
-        providers={call: _provider(call, able, request) for call in _calls(request)},
+        providers={call: _provider(call, able, request, verdicts) for call in _calls(request)},
         kv_layout=layouts[0] if request.kv_layout == "auto" else request.kv_layout,
         index_layout=capabilities.index_layouts[0] if owns_index else None,
         block_size=block_size,
@@ -109,9 +109,9 @@ def _declared(cls: type[Backend]) -> Capabilities:
     return cls.capabilities
 
 
-def _default_block_size(capabilities: Capabilities, request: Request) -> int:
+def _page_size(chosen: type[Backend], request: Request) -> int:
     interleave = request.parallel.interleave
-    size = capabilities.default_block_size
+    size = chosen.preferred_block_size(request)
     return -(-size // interleave) * interleave
 
 
@@ -124,13 +124,17 @@ def _calls(request: Request) -> tuple[str, ...]:
     return tuple(calls)
 
 
-def _provider(key: str, able: list[type[Backend]], request: Request) -> str:
-    """The first able backend whose own call it is and that has nothing against it; the last one able where none does."""
+def _provider(key: str, able: list[type[Backend]], request: Request, verdicts: Mapping[str, tuple[Reason, ...]]) -> str:
+    """The first able backend whose own call it is and that has nothing against it; NoBackend where every one has."""
     call, _, phase = key.partition(".")
+    against: dict[str, tuple[Reason, ...]] = {}
     for cls in able:
-        if (cls.provides is None or call in cls.provides) and not cls.explain_call_refusal(call, phase, request):
-            return cls.name
-    return able[-1].name
+        if cls.provides is None or call in cls.provides:
+            against[cls.name] = cls.explain_call_refusal(call, phase, request)
+            if not against[cls.name]:
+                return cls.name
+    reasons = "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in against.items())
+    raise NoBackend(f"no backend has {key} for {request.describe()}: {reasons}", {**verdicts, **against})
 
 
 def _describe_refusal(request: Request, verdicts: Mapping[str, tuple[Reason, ...]]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -34,19 +33,6 @@ class Software:
     def failure(self, name: str) -> str | None:
         """Why an installed library does not load, None where nothing is known against it."""
         return dict(self.broken).get(name)
-
-
-def find_versions(libraries: Iterable[Library]) -> Software:
-    """The installed ones among some libraries, from distribution metadata alone."""
-    found: dict[str, str] = {}
-    for library in libraries:
-        for distribution in library.distributions:
-            try:
-                found[library.name] = importlib.metadata.version(distribution)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            break
-    return Software(found)
 
 
 def version_tuple(version: str) -> tuple[int, ...]:

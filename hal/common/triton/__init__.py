@@ -28,9 +28,9 @@ def specialisations(request: Request) -> tuple[Specialisation, ...]:
     names = [cls for cls in backends().values() if issubclass(cls, TritonBackend) and cls.platform == request.device.platform]
     portable = next((cls for cls in names if cls.provides is None), None)
     reasons = () if portable is None else explain_refusal(portable, request)
-    if portable is None or portable.capabilities is None or reasons:
+    if portable is None or reasons:
         name = portable.name if portable is not None else f"{request.device.platform}:triton"
         text = "; ".join(map(str, reasons)) or "there is no such backend"
         raise NoBackend(f"{name} compiles nothing for {request.describe()}: {text}", {name: reasons})
-    block_size = request.block_size or portable.capabilities.default_block_size
+    block_size = request.block_size or portable.preferred_block_size(request)
     return list_specialisations(read_machine(portable.package, request.device.arch), request, block_size)

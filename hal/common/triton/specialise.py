@@ -26,6 +26,8 @@ from .topk import choose_launch, expand_launch
 # Counts of no other consequence than their class: more than 1 and no multiple of 16.
 _TOKENS, _REQUESTS, _COLUMNS = 257, 3, 515
 _PARTS = 2
+# Query lengths whose tiles differ: up to the tallest tile, by powers of two, since one token may be any number of rows.
+_QUERY_LENS = tuple(1 << power for power in range(9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,34 +81,33 @@ def _paged_launches(machine: Machine, request: Request, layout: Layout, block_si
     layer, dtype = request.layer, request.dtype
     rows = _cache(layout)
     mask = Mask(causal=layer.causal, window=layer.window, chunk=layer.chunk, softcap=layer.softcap)
-    for max_len in (1, _TOKENS):
+    for max_len in _QUERY_LENS:
         batch = _batch(max_len)
         keys = paged_keys(layout, rows, rows, batch, block_size, block_size, _COLUMNS)
         q = stand_in(dtype, _TOKENS, request.heads_on_rank, layout.width if layer.mla else layer.head_dim)
         queries = Queries(q=q, start_loc=batch.query_start_loc, num_requests=_REQUESTS, max_len=max_len)
-        yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale, splits=max_len == 1)
+        yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale)
 
 
 def _varlen_launches(machine: Machine, request: Request) -> Iterator[Launch]:
     layer, dtype, heads = request.layer, request.dtype, request.heads_on_rank
     start_loc = stand_in("int32", _REQUESTS + 1)
     k, v = (head_major(dtype, _TOKENS, heads, width) for width in (layer.head_dim, layer.v_head_dim))
-    queries = Queries(
-        q=stand_in(dtype, _TOKENS, heads, layer.head_dim), start_loc=start_loc, num_requests=_REQUESTS, max_len=_TOKENS
-    )
+    q, keys = stand_in(dtype, _TOKENS, heads, layer.head_dim), listed_keys(k, v, start_loc, _TOKENS)
     for causal in (True, False):
-        keys = listed_keys(k, v, start_loc, _TOKENS)
-        yield from _attend_launches(machine, queries, keys, Mask(causal=causal), layer.softmax_scale, splits=False)
+        for max_len in _QUERY_LENS:
+            queries = Queries(q=q, start_loc=start_loc, num_requests=_REQUESTS, max_len=max_len)
+            yield from _attend_launches(machine, queries, keys, Mask(causal=causal), layer.softmax_scale)
 
 
-def _attend_launches(machine: Machine, queries: Queries, keys: Keys, mask: Mask, scale: float, splits: bool) -> Iterator[Launch]:
+def _attend_launches(machine: Machine, queries: Queries, keys: Keys, mask: Mask, scale: float) -> Iterator[Launch]:
     tokens, heads, _ = queries.q.shape
     dtype = queries.q.dtype
     rows = queries.max_len * (heads // keys.kv_heads)
     tile = choose_tile(machine, keys.call, keys.widths, dtype, rows)
     if isinstance(tile, Reason):
         return
-    for results in _results(dtype, tokens, heads, keys.value, splits):
+    for results in _results(dtype, tokens, heads, keys.value):
         yield attend_launch(tile, queries, keys, mask, scale, results)
 
 
@@ -119,19 +120,18 @@ def _sparse_launches(machine: Machine, request: Request, layout: Layout) -> Iter
         return
     q, cache = stand_in(dtype, _TOKENS, heads, layout.width), _cache(layout)
     rows, valid = stand_in("int32", _TOKENS, layer.indexer.width), stand_in("int32", _TOKENS)
-    for results in _results(dtype, _TOKENS, heads, lora, splits=True):
+    for results in _results(dtype, _TOKENS, heads, lora):
         yield sparse_launch(
             tile, widths, q, cache, rows, valid, results.out, results.lse, layer.softmax_scale, 0, results.out.shape[0]
         )
 
 
-def _results(dtype: str, tokens: int, heads: int, width: int, splits: bool) -> Iterator[Results]:
+def _results(dtype: str, tokens: int, heads: int, width: int) -> Iterator[Results]:
     """Where a pass can write: the caller's tensors without and with an LSE, and parts to be joined."""
     out, lse = stand_in(dtype, 1, tokens, heads, width), stand_in("float32", 1, tokens, heads)
     yield Results(out=out, lse=None)
     yield Results(out=out, lse=lse)
-    if splits:
-        yield Results(out=stand_in("float32", _PARTS, tokens, heads, width), lse=stand_in("float32", _PARTS, tokens, heads))
+    yield Results(out=stand_in("float32", _PARTS, tokens, heads, width), lse=stand_in("float32", _PARTS, tokens, heads))
 
 
 def _indexer_launches(machine: Machine, request: Request, block_size: int) -> Iterator[Launch]:

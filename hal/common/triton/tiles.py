@@ -127,12 +127,19 @@ def choose_tile(machine: Machine, call: str, widths: Widths, dtype: str, rows: i
 
 
 def shared_bytes(tile: Tile, widths: Widths, dtype: str) -> int:
-    """An upper bound on the shared memory of a kernel in a tile: queries and weights once, keys and values by their copies."""
-    key = tile.block_c * tile.num_c + (widths.block_rest if widths.rest else 0)
-    value = tile.block_c if tile.num_c > 1 else widths.block_value
-    queries = tile.block_m * key
-    weights = tile.block_m * tile.block_n
-    return item_size(dtype) * (queries + weights + tile.copies * tile.block_n * (key + value))
+    """An upper bound on the shared memory of a kernel in a tile: queries and weights once, keys and values by their copies.
+
+    A kernel without stages holds one piece of a key or value at a time, a staged one all that a step reads.
+    """
+    rest = widths.block_rest if widths.rest else 0
+    if tile.num_stages == 1:
+        queries = tile.block_c + rest
+        keys = max(tile.block_c, rest, widths.block_value)
+    else:
+        queries = tile.block_c * tile.num_c + rest
+        keys = queries + (tile.block_c if tile.num_c > 1 else widths.block_value)
+    elements = tile.block_m * (queries + tile.block_n) + tile.copies * tile.block_n * keys
+    return item_size(dtype) * elements
 
 
 def _concerns(candidate: Candidate, arch: str, dtype: str, rows: int) -> bool:

@@ -9,7 +9,6 @@ from hal.common.device import Device
 from hal.common.errors import BackendError
 from hal.common.reason import Reason, order_reasons, show
 from hal.common.request import Request
-from hal.common.software import Library
 
 from .facts import KernelFacts
 from .refusal import ATTENTION_CALLS, describe_block_sizes, explain_kernels
@@ -17,6 +16,10 @@ from .resolve import AbsentError, Resolver, check_flag, load_module
 
 if TYPE_CHECKING:
     from hal.common.kernels import KVCache
+
+
+# From the usual page size up to 32 times as large: pages of 256 are the largest that any recorded kernel asks for.
+_MAX_DOUBLINGS = 6
 
 
 class VendorBackend(Backend):
@@ -28,7 +31,6 @@ class VendorBackend(Backend):
     """
 
     kernels: ClassVar[tuple[KernelFacts, ...]] = ()
-    alternatives: ClassVar[tuple[Library, ...]] = ()
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
@@ -54,9 +56,16 @@ class VendorBackend(Backend):
         return cls._explain_kernels(call, phase, request)
 
     @classmethod
+    def preferred_block_size(cls, request: Request) -> int:
+        """The platform's usual page size, or the next larger one that the kernels for this request read."""
+        usual = super().preferred_block_size(request)
+        call = ATTENTION_CALLS.get(request.family, "")
+        sizes = [usual << doublings for doublings in range(_MAX_DOUBLINGS)]
+        return next((size for size in sizes if not explain_kernels(cls.kernels, call, "decode", request, size)), usual)
+
+    @classmethod
     def _explain_kernels(cls, call: str, phase: str, request: Request) -> tuple[Reason, ...]:
-        size = cls.capabilities.default_block_size if cls.capabilities is not None else 16
-        return explain_kernels(cls.kernels, call, phase, request, size)
+        return explain_kernels(cls.kernels, call, phase, request, cls.preferred_block_size(request))
 
     def choose_kernel(self, call: str, family: str, phase: str = "") -> KernelFacts:
         """The kernel for a call on this device; BackendError names the libraries that would have it."""

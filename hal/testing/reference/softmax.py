@@ -36,12 +36,12 @@ def attend_keys(
 def visible_keys(
     position: int, num_keys: int, *, causal: bool = True, window: int | None = None, chunk: int | None = None
 ) -> list[int]:
-    """The keys that a query at a position sees: window keys back, itself included, within its own chunk."""
+    """The keys that a query at a position sees: less than window away, within its own chunk."""
     return [
         key
         for key in range(num_keys)
         if (not causal or key <= position)
-        and (window is None or key > position - window)
+        and (window is None or abs(position - key) < window)
         and (chunk is None or key // chunk == position // chunk)
     ]
 

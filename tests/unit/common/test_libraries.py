@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 import hal
 from hal.common.refusal import explain_refusal
-from hal.common.software import Library, find_versions, version_tuple
+from hal.common.software import Library, version_tuple
+from hal.common.vendor.presence import find_libraries
 
 from .fakes import ask, codes, make_backend
 
@@ -88,15 +90,15 @@ def test_software_is_a_value() -> None:
 def test_versions_come_from_metadata_in_the_order_of_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     on_disk = {"flash-fork": "2.9", "gemm": "1.0"}
 
-    def version(name: str) -> str:
+    def distribution(name: str) -> SimpleNamespace:
         if name not in on_disk:
             raise importlib.metadata.PackageNotFoundError(name)
-        return on_disk[name]
+        return SimpleNamespace(version=on_disk[name], files=())
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
     absent = Library(name="absent", distributions=("nowhere",))
-    assert find_versions([FLASH, Library(name="gemm", distributions=("gemm",)), absent]) == hal.Software(
+    assert find_libraries([FLASH, Library(name="gemm", distributions=("gemm",)), absent]) == hal.Software(
         {"flash": "2.9", "gemm": "1.0"}
     )
     on_disk["flash-wheel"] = "3.0"
-    assert find_versions([FLASH]).version("flash") == "3.0"
+    assert find_libraries([FLASH]).version("flash") == "3.0"

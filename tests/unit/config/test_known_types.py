@@ -178,14 +178,13 @@ def test_generated_data_is_up_to_date(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt_oss", "mimo_v2_flash", "gemma4_text", "t5", "inkling_text", "hy_v4", "llama", "deepseek_v4"]
+    "name", ["gpt_oss", "mimo_v2_flash", "gemma4_text", "t5", "inkling_text", "hy_v4", "llama", "deepseek_v4", "gpt_neox", "bert"]
 )
 def test_generated_facts_are_up_to_date(name: str) -> None:
     pytest.importorskip("torch")
-    from hal.config.probe import read_facts
+    from hal.config.generate import describe
 
-    facts = {key: value for key, value in known_type(name).facts.items() if key not in ("window_size_extra", "flat")}
-    assert read_facts(CONFIG_MAPPING[name]) == facts
+    assert describe(CONFIG_MAPPING[name]).get("facts", {}) == dict(known_type(name).facts)
 
 
 if __name__ == "__main__":

@@ -222,6 +222,7 @@ def test_causal_unless_stated_otherwise() -> None:
     assert not layers(use_bidirectional_attention="all")[0].causal
     assert not layers(model_type="bert")[0].causal
     assert layers(model_type="bert", is_decoder=True)[0].causal
+    assert layers(model_type="gpt_neox", is_decoder=False)[0].causal
 
 
 def test_compressed_layers_before_mla() -> None:
