@@ -1,0 +1,189 @@
+"""Keys, tiles and specialisations: pure functions, which need neither an accelerator nor a compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hal
+from hal.common.errors import BackendError, NoBackend
+from hal.common.reason import Reason
+from hal.common.registry import platforms
+from hal.common.triton import specialisations
+from hal.common.triton import specialise as module
+from hal.common.triton.launch import Launch, integer_class, launch_key, load_kernel
+from hal.common.triton.stand_in import stand_in
+from hal.common.triton.tiles import MIN_SIDE, Tile, Widths, block_side, choose_tile, read_machine, shared_bytes, split_width
+from hal.config import IndexerShape, LayerShape, MLAShape
+
+ARCHS = [(platform.name, arch.name) for platform in platforms().values() if platform.name != "cpu" for arch in platform.archs()]
+LATENT = Widths(main=512, rest=64, splits=True)
+
+
+def sparse_layer(heads: int = 128) -> LayerShape:
+    """A layer of DeepSeek-V3.2's widths."""
+    mla = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    indexer = IndexerShape(topk=2048, num_heads=64, head_dim=128)
+    widths = {"num_heads": heads, "num_kv_heads": heads, "head_dim": 192, "v_head_dim": 128, "softmax_scale": 0.1}
+    return LayerShape(layer_id=0, kind="mla", mla=mla, indexer=indexer, **widths)
+
+
+def dense_layer(head_dim: int = 128) -> LayerShape:
+    """A layer of Llama-3-8B's widths."""
+    widths = {"num_heads": 32, "num_kv_heads": 8, "head_dim": head_dim, "v_head_dim": head_dim, "softmax_scale": 0.1}
+    return LayerShape(layer_id=0, kind="attention", **widths)
+
+
+def make_launch(**changes: object) -> Launch:
+    q = stand_in("bfloat16", 5, 4, 64)
+    launch = Launch(
+        kernel="merge:join_parts",
+        grid=(1,),
+        tensors={"parts": q},
+        strides={"part_token": 256},
+        numbers={"num_parts": 3},
+        constants={"BLOCK": 64},
+        num_warps=4,
+    )
+    return replace(launch, **changes)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(1, "1"), (2, "i32"), (16, "i32/16"), (0, "i32/16"), (17, "i32"), (2**31, "i64/16"), (2**31 + 1, "i64"), (-3, "i32")],
+)
+def test_an_integer_is_1_a_multiple_of_16_or_other(value: int, kind: str) -> None:
+    assert integer_class(value) == kind
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kernel": "merge:merge_pair"},
+        {"tensors": {"parts": stand_in("float16", 5, 4, 64)}},
+        {"strides": {"part_token": 257}},
+        {"strides": {"part_token": 1}},
+        {"numbers": {"num_parts": 3.0}},
+        {"constants": {"BLOCK": 128}},
+        {"num_warps": 8},
+        {"num_stages": 2},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_makes_another_binary_makes_another_key(changes: dict[str, object]) -> None:
+    assert launch_key(make_launch(**changes), "sm_90") != launch_key(make_launch(), "sm_90")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"grid": (7, 2)}, {"numbers": {"num_parts": 16}}, {"numbers": {"num_parts": 1}}, {"strides": {"part_token": 512}}]
+)
+def test_what_makes_no_other_binary_makes_no_other_key(changes: dict[str, object]) -> None:
+    assert launch_key(make_launch(**changes), "sm_90") == launch_key(make_launch(), "sm_90")
+
+
+def test_the_arch_is_in_the_key() -> None:
+    assert launch_key(make_launch(), "sm_90") != launch_key(make_launch(), "sm_80")
+
+
+@pytest.mark.parametrize(("platform", "arch"), ARCHS)
+@pytest.mark.parametrize("layer", [sparse_layer(), sparse_layer(16), dense_layer()], ids=["sparse128", "sparse16", "dense"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_arch_has_tiles_within_its_limits(platform: str, arch: str, layer: LayerShape, dtype: str) -> None:
+    request = hal.Request(layer, hal.Device.from_arch(arch), dtype)
+    assert hal.supports_combination(request)[f"{platform}:triton"] == ()
+    names = [found.name for found in specialisations(request)]
+    expected = {"cache:write_rows", "cache:read_rows", "attend:attend_keys", "merge:join_parts", "merge:merge_pair"}
+    if layer.indexer is not None:
+        expected |= {"sparse:attend_rows", "rows:find_rows", "scores:score_keys", "topk:choose_columns"}
+    assert set(names) == expected
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 4096])
+@pytest.mark.parametrize(("platform", "arch"), ARCHS)
+def test_a_chosen_tile_fits(platform: str, arch: str, rows: int) -> None:
+    machine = read_machine(f"hal.{platform}", arch)
+    for call, widths in (("sparse", LATENT), ("latent", LATENT), ("attend", Widths(main=128, rest=64, value=128))):
+        tile = choose_tile(machine, call, widths, "bfloat16", rows)
+        assert isinstance(tile, Tile)
+        assert shared_bytes(tile, widths, "bfloat16") <= machine.arch.shared_memory_bytes
+        assert tile.block_c * tile.num_c == widths.block_main
+        assert tile.block_m <= block_side(rows)
+
+
+def test_too_little_shared_memory_is_a_reason_with_both_figures() -> None:
+    machine = read_machine("hal.cuda", "sm_90")
+    small = replace(machine, arch=replace(machine.arch, shared_memory_bytes=4096))
+    reason = choose_tile(small, "sparse", LATENT, "bfloat16", 16)
+    assert isinstance(reason, Reason)
+    assert reason.code == "memory"
+    assert "4096 bytes" in str(reason)
+
+
+def test_a_head_too_wide_is_refused_at_selection() -> None:
+    request = hal.Request(dense_layer(8192), hal.Device.from_arch("sm_90"), "bfloat16")
+    (reason,) = hal.supports_combination(request)["cuda:triton"]
+    assert reason.code in ("memory", "head_dim")
+    with pytest.raises(NoBackend, match="cuda:triton"):
+        specialisations(request)
+
+
+@given(st.integers(1, 1024))
+def test_a_split_width_is_covered_by_powers_of_two(width: int) -> None:
+    main, rest = split_width(width)
+    assert main + rest == width
+    covered = block_side(main) + (block_side(rest) if rest else 0)
+    assert width <= covered <= block_side(width)
+    assert main >= min(width, MIN_SIDE)
+
+
+def test_planning_imports_neither_torch_nor_triton() -> None:
+    code = (
+        "import sys, hal; from hal.common.triton import specialisations; from hal.config import LayerShape\n"
+        "widths = dict(num_heads=4, num_kv_heads=2, head_dim=64, v_head_dim=64, softmax_scale=1.0)\n"
+        "layer = LayerShape(layer_id=0, kind='attention', **widths)\n"
+        "found = specialisations(hal.Request(layer, hal.Device.from_arch('sm_90'), 'bfloat16'))\n"
+        "assert found and not {'torch', 'triton', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_call_without_triton_says_what_is_missing() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, hal\n"
+        "calls = hal.kernels('cuda:triton', hal.Device.from_arch('sm_90', torch_device='cpu'))\n"
+        "one = torch.ones(1, 1, 16)\n"
+        "try: calls.merge_states(one, one[..., 0], one, one[..., 0])\n"
+        "except hal.BackendError as error: assert 'needs triton' in str(error), error\n"
+        "else: raise SystemExit('nothing was raised')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_kernel_is_an_error_of_its_own() -> None:
+    with pytest.raises(BackendError, match="needs triton"):
+        load_kernel("nowhere:nothing")
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", "pvc"])
+def test_decorators_agree_with_launches(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that a kernel specialised on, or a stride that it did not, would make keys lie."""
+    pytest.importorskip("triton")
+    launches: list[Launch] = []
+    specialise = module.specialise
+    monkeypatch.setattr(module, "specialise", lambda launch, arch: launches.append(launch) or specialise(launch, arch))
+    for layer in (sparse_layer(), dense_layer()):
+        specialisations(hal.Request(layer, hal.Device.from_arch(target), "bfloat16"))
+    assert launches
+    for launch in launches:
+        kernel = load_kernel(launch.kernel)
+        settings = kernel.kwargs if hasattr(kernel, "kwargs") else vars(kernel)
+        given = (launch.tensors, launch.tables, launch.strides, launch.numbers, launch.constants)
+        assert sorted(name for part in given for name in part) == sorted(kernel.arg_names)
+        assert set(settings["do_not_specialize"]) == set(launch.numbers)
+        assert set(settings["do_not_specialize_on_alignment"] or ()) == set(launch.tables)
