@@ -26,7 +26,7 @@ def choose_launch(scores: Any, lengths: Any, topk: Any, k: int) -> Launch:
         strides={},
         numbers={"scores_row": scores.stride(0), "num_columns": scores.shape[1], "k": k, "width": topk.shape[1]},
         constants={"BLOCK": _COLUMNS},
-        num_warps=8,
+        num_warps=16,
     )
 
 

@@ -21,7 +21,7 @@ def choose_columns(scores, lengths, topk, scores_row, num_columns, k, width, BLO
     """A program: one row; its k best columns in ascending order, then -1. topk is dense. Grid: (rows,).
 
     The k-th best rank is found four bits at a time, from the top: the largest digit that at least k ranks reach. Ranks above
-    it are all taken, and of those equal to it the first, until there are k.
+    it are all taken, and of those equal to it the first, until there are k. A row of no more than k columns takes them all.
     """
     row = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.load(lengths + row), num_columns)
@@ -29,15 +29,16 @@ def choose_columns(scores, lengths, topk, scores_row, num_columns, k, width, BLO
     topk += row * width
     digits = tl.arange(0, 16).to(tl.uint32)
     limit = tl.full([1], 0, tl.uint32)
-    for step in tl.static_range(8):
-        candidates = limit + (digits << (28 - 4 * step))
-        reached = tl.zeros([16], tl.int32)
-        for first in range(0, length, BLOCK):
-            ranks = load_ranks(scores, first + tl.arange(0, BLOCK), length)
-            # A rank is never 0, which stands for no column; the candidate 0 is not asked about.
-            reached += tl.sum((ranks[None, :] >= candidates[:, None]).to(tl.int32), 1)
-        digit = tl.sum(((reached >= k) & (digits > 0)).to(tl.int32), 0)
-        limit += digit.to(tl.uint32) << (28 - 4 * step)
+    if length > k:
+        for step in tl.static_range(8):
+            candidates = limit + (digits << (28 - 4 * step))
+            reached = tl.zeros([16], tl.int32)
+            for first in range(0, length, BLOCK):
+                ranks = load_ranks(scores, first + tl.arange(0, BLOCK), length)
+                # A rank is never 0, which stands for no column; the candidate 0 is not asked about.
+                reached += tl.sum((ranks[None, :] >= candidates[:, None]).to(tl.int32), 1)
+            digit = tl.sum(((reached >= k) & (digits > 0)).to(tl.int32), 0)
+            limit += digit.to(tl.uint32) << (28 - 4 * step)
     above = 0
     for first in range(0, length, BLOCK):
         above += tl.sum((load_ranks(scores, first + tl.arange(0, BLOCK), length) > limit).to(tl.int32), 0)
