@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
 
 PROOFS = ("run", "cubin", "hsaco", "spirv")
+ARCH_NAMES = ("number", "name", "properties")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler:
+    """The part of Triton that compiles for a platform.
+
+    name: its own, in triton.backends. backend: what a GPUTarget calls it. arch_as: how a GPUTarget names an arch: by the
+    number in the arch's name, by the name, or by the properties of a device.
+    """
+
+    name: str
+    backend: str
+    arch_as: str
+    properties: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +32,7 @@ class PlatformProof:
     platform: str
     proof: str
     archs: tuple[str, ...]
+    compiler: Compiler | None = None
 
 
 def read_fleet() -> tuple[PlatformProof, ...]:
@@ -26,8 +43,22 @@ def read_fleet() -> tuple[PlatformProof, ...]:
 
 def _read(name: str) -> PlatformProof:
     data = tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
-    if data.keys() != {"proof", "archs"}:
-        raise ValueError(f"matrix/{name} has the keys {sorted(data)}; expected archs and proof")
+    if data.keys() - {"compiler"} != {"proof", "archs"}:
+        raise ValueError(f"matrix/{name} has the keys {sorted(data)}; expected archs, proof and perhaps compiler")
     if data["proof"] not in PROOFS:
         raise ValueError(f"matrix/{name}: proof is {data['proof']!r}; expected one of {', '.join(PROOFS)}")
-    return PlatformProof(platform=name.removesuffix(".toml"), proof=data["proof"], archs=tuple(data["archs"]))
+    if ("compiler" in data) == (data["proof"] == "run"):
+        raise ValueError(f"matrix/{name}: the proof {data['proof']!r} needs {'no' if 'compiler' in data else 'a'} compiler")
+    compiler = _read_compiler(name, data["compiler"]) if "compiler" in data else None
+    platform = name.removesuffix(".toml")
+    return PlatformProof(platform=platform, proof=data["proof"], archs=tuple(data["archs"]), compiler=compiler)
+
+
+def _read_compiler(name: str, data: Mapping[str, object]) -> Compiler:
+    unknown = data.keys() - {entry.name for entry in fields(Compiler)}
+    if unknown or data.get("arch_as") not in ARCH_NAMES:
+        raise ValueError(
+            f"matrix/{name}: compiler has the keys {sorted(data)} with arch_as {data.get('arch_as')!r}; expected name, backend, "
+            f"perhaps properties, and arch_as as one of {', '.join(ARCH_NAMES)}"
+        )
+    return Compiler(**data)  # type: ignore[arg-type]

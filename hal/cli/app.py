@@ -37,6 +37,14 @@ GENERATE_EXAMPLES = """Examples:
 
   hal generate ./my-model "Once upon a time" --raw --max-new-tokens 64 --stats
 """
+COMPILE_EXAMPLES = """Examples:
+
+  hal compile
+
+  hal compile config.json --device cuda:sm_90 --device gfx942
+
+  hal compile ./my-model --tp 8 --json > figures.json
+"""
 DOCTOR_EXAMPLES = """Examples:
 
   hal doctor
@@ -149,10 +157,24 @@ def matrix(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     raise typer.Exit(run_matrix(as_json=as_json))
 
 
-@app.command(hidden=True)
-def compile() -> None:
-    """Compile every kernel for every arch; not written yet."""
-    raise InputError("hal compile is not written yet; hal matrix lists the archs that it will prove")
+@app.command("compile", epilog=COMPILE_EXAMPLES)
+def compile_kernels(
+    configs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[CONFIG]...", help="Config files or model folders. Default: two samples.")
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(help="A target such as cuda:sm_90 or gfx942; repeat for several. Default: the whole fleet."),
+    ] = None,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; a binary serves one rank's heads.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Compilers at a time.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, every binary by itself.")] = False,
+) -> None:
+    """Compile the portable kernels for archs that are not here; show what each binary takes, and which will not do."""
+    from .compile import Order, run_compile
+
+    order = Order(configs=tuple(configs or ()), targets=tuple(device or ()), tp=tp, jobs=jobs)
+    raise typer.Exit(run_compile(order, as_json=as_json))
 
 
 @app.command(hidden=True)

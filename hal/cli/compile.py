@@ -1,0 +1,82 @@
+"""hal compile: the portable kernels, compiled for archs that are not here, with what each binary takes and holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hal.common.device import Device
+from hal.common.parallel import Parallel
+from hal.config import ModelShape, read_shape
+from hal.matrix.compile import CompileReport, compile_models, fleet_devices, sample_models
+
+from .console import InputError, checked, make_console, print_json
+
+FAILED, NOT_COMPILED = 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the command line asks; without configs the sample models, without targets the whole fleet."""
+
+    configs: tuple[Path, ...] = ()
+    targets: tuple[str, ...] = ()
+    tp: int = 1
+    jobs: int = 2
+
+
+def run_compile(order: Order, *, as_json: bool) -> int:
+    """0 where every binary is good, 1 where one is not, 2 where nothing could be compiled for a target that was named.
+
+    A target of the fleet that this environment has no compiler for is reported, and is no failure unless it was named or
+    nothing else was compiled.
+    """
+    from .compile_view import show, to_dict
+
+    models = _read_models(order.configs)
+    devices = tuple(checked(Device.from_arch, target) for target in order.targets) or fleet_devices()
+    checked(lambda tp: Parallel(tp=tp), order.tp)
+    report = _compile(models, devices, order)
+    if as_json:
+        print_json(to_dict(report))
+    else:
+        show(report, models, make_console())
+    if any(row.faults for row in report.rows):
+        return FAILED
+    return NOT_COMPILED if report.absent and (order.targets or not report.rows) else 0
+
+
+def _read_models(configs: Sequence[Path]) -> Mapping[str, ModelShape]:
+    if not configs:
+        return sample_models()
+    missing = [config for config in configs if not config.exists()]
+    if missing:
+        raise InputError(f"{missing[0]} does not exist; give a config.json or the model folder that holds one")
+    return dict(zip(_names(configs), map(read_shape, configs), strict=True))
+
+
+def _names(configs: Sequence[Path]) -> Iterator[str]:
+    """A file by its stem, a folder or its config.json by the folder's name; by the whole path where two would be alike."""
+    short = [path.parent.name if path.name == "config.json" else path.stem if path.is_file() else path.name for path in configs]
+    for path, name in zip(configs, short, strict=True):
+        yield name if name and short.count(name) == 1 else str(path)
+
+
+def _compile(models: Mapping[str, ModelShape], devices: Sequence[Device], order: Order) -> CompileReport:
+    """The report, with a bar on stderr where that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("compiling", total=None)
+        return compile_models(
+            models,
+            devices,
+            tp=order.tp,
+            workers=order.jobs,
+            on_start=lambda count: progress.update(task, total=count),
+            on_done=lambda: progress.advance(task),
+        )
