@@ -46,7 +46,10 @@ MISTAKES = {
     "generate-unknown-device": (["generate", "{}", "hello", "--device", "tpu"], "unknown target 'tpu'"),
     "generate-unknown-backend": (["generate", "{}", "hello", "--backend", "gpu"], "unknown backend 'gpu'"),
     "generate-no-tokenizer": (["generate", "{}", "hello"], "holds no tokenizer"),
-    "compile-not-written": (["compile"], "hal compile is not written yet"),
+    "compile-no-such-path": (["compile", "{}/absent"], "does not exist"),
+    "compile-broken-json": (["compile", "{}/broken"], "config.json"),
+    "compile-unknown-arch": (["compile", "{}", "--device", "sm_91"], "unknown target 'sm_91'"),
+    "compile-zero-ranks": (["compile", "{}", "--device", "sm_90", "--tp", "0"], "tp is 0"),
     "bench-not-written": (["bench"], "hal bench is not written yet"),
 }
 
