@@ -23,7 +23,8 @@ class Candidate:
     """One row of launch.toml: block_m query rows by block_n keys, at most block_c columns of a latent at a time.
 
     copies: how many copies of a tile's keys the compiled kernel keeps in shared memory, as measured. archs and dtypes: those it
-    is for, none meaning all. up_to_rows: only for calls with no more query rows than that per KV head.
+    is for, none meaning all. up_to_rows: only for calls with no more query rows than that per KV head. up_to_width: likewise
+    for keys.
     """
 
     block_m: int
@@ -34,6 +35,7 @@ class Candidate:
     copies: int
     archs: tuple[str, ...] = ()
     up_to_rows: int | None = None
+    up_to_width: int | None = None
     dtypes: tuple[str, ...] = ()
 
 
@@ -115,7 +117,7 @@ def choose_tile(machine: Machine, call: str, widths: Widths, dtype: str, rows: i
     """
     refusal: Reason | None = None
     for candidate in machine.candidates[call]:
-        if not _concerns(candidate, machine.arch.name, dtype, rows):
+        if not _concerns(candidate, machine.arch.name, dtype, rows, widths.main):
             continue
         tile = _cut(candidate, widths, rows)
         refusal = _refuse(machine, tile, widths, dtype)
@@ -142,10 +144,12 @@ def shared_bytes(tile: Tile, widths: Widths, dtype: str) -> int:
     return item_size(dtype) * elements
 
 
-def _concerns(candidate: Candidate, arch: str, dtype: str, rows: int) -> bool:
+def _concerns(candidate: Candidate, arch: str, dtype: str, rows: int, width: int) -> bool:
     if candidate.archs and arch not in candidate.archs:
         return False
     if candidate.dtypes and dtype not in candidate.dtypes:
+        return False
+    if candidate.up_to_width is not None and width > candidate.up_to_width:
         return False
     return candidate.up_to_rows is None or rows <= candidate.up_to_rows
 
