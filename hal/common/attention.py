@@ -32,10 +32,11 @@ class LayerKernels:
     """The calls of one layer, each from the backend that provides it: kernels("write_cache"), kernels("sparse_mla", "decode")."""
 
     def __init__(self, providers: Mapping[str, str], opened: Mapping[str, Backend]) -> None:
-        self._calls = {key: getattr(opened[name], key.partition(".")[0]) for key, name in providers.items()}
+        split = {key.partition("."): opened[name] for key, name in providers.items()}
+        self._calls = {(call, phase): getattr(backend, call) for (call, _, phase), backend in split.items()}
 
     def __call__(self, call: str, phase: str = "") -> Any:
-        return self._calls[f"{call}.{phase}" if phase else call]
+        return self._calls[call, phase]
 
 
 class Attention:
@@ -338,5 +339,6 @@ def _mla(layer: LayerShape) -> MLAShape:
 def _prepare_out(out: torch.Tensor | None, q: torch.Tensor, width: int, metadata: StepMetadata) -> torch.Tensor:
     if out is None:
         out = q.new_empty((q.shape[0], q.shape[1], width))
-    out[metadata.num_tokens :].zero_()
+    if metadata.num_tokens < q.shape[0]:
+        out[metadata.num_tokens :].zero_()
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import LayoutError
@@ -26,6 +26,9 @@ class KVCache:
     block_size: int
     rows_per_page: int
     scale: torch.Tensor | None = None
+    page_stride: int = field(init=False, compare=False)
+    rows: torch.Tensor = field(init=False, repr=False, compare=False)
+    parts: tuple[torch.Tensor, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         shape = tuple(self.storage.shape)
@@ -46,23 +49,22 @@ class KVCache:
                 f"cache storage has strides {self.storage.stride()}; elements must be dense, rows at least {self.layout.width} "
                 f"apart and pages a whole number of rows apart, at least {self.rows_per_page}"
             )
+        self._see_as_rows()
 
     @property
     def num_pages(self) -> int:
         """Pages in the storage."""
         return self.storage.shape[0]
 
-    @property
-    def rows(self) -> torch.Tensor:
-        """The storage as [pages * stride_rows, width], aliasing it; stride_rows is page_stride, the rows from page to page."""
-        row_stride = self.storage.stride(1)
-        count = (self.num_pages - 1) * self.page_stride + self.rows_per_page if self.num_pages else 0
-        return self.storage.as_strided((count, self.layout.width), (row_stride, 1), self.storage.storage_offset())
-
-    @property
-    def page_stride(self) -> int:
-        """Rows from one page's start to the next; rows_per_page where pages lie end to end."""
-        return self.storage.stride(0) // self.storage.stride(1) if self.num_pages else self.rows_per_page
+    def _see_as_rows(self) -> None:
+        """Set page_stride, the rows from page to page, rows, the storage as one list of them, and parts, views of those."""
+        page, row, _ = self.storage.stride()
+        stride = page // row if self.num_pages and row else self.rows_per_page
+        count = (self.num_pages - 1) * stride + self.rows_per_page if self.num_pages else 0
+        flat = self.storage.as_strided((count, self.layout.width), (row, 1), self.storage.storage_offset())
+        object.__setattr__(self, "page_stride", stride)
+        object.__setattr__(self, "rows", flat)
+        object.__setattr__(self, "parts", self.layout.unpack(flat))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class PagedBatch:
     query_start_loc: int32 [requests + 1], from 0; query rows past its last entry belong to no request and see no key.
     seq_lens: int32 [requests], new tokens included: a request's last query is its last position. block_table: int32
     [requests, pages]. max_query_len and max_seq_len are upper bounds. The first num_decodes requests are short queries.
+    memo: what a backend works out of the batch and keeps for a step's other layers; only the builder gives one, since it
+    never changes the tensors behind a batch that is in use.
     """
 
     query_start_loc: torch.Tensor
@@ -80,6 +84,7 @@ class PagedBatch:
     max_query_len: int
     max_seq_len: int
     num_decodes: int = 0
+    memo: dict[object, object] | None = field(default=None, compare=False, repr=False)
 
 
 class Segment(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -26,21 +26,18 @@ class Layout:
 
     parts: the shape of each part per token; `kv` has K [num_kv_heads, head_dim] and V [num_kv_heads, v_head_dim],
     `latent` has [kv_lora_rank] and [qk_rope_head_dim], `indexer` has [head_dim].
+    widths: elements of each part; width: of a whole row.
     """
 
     name: str
     dtype: str
     parts: tuple[tuple[int, ...], ...]
+    widths: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    width: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Elements of each part."""
-        return tuple(prod(part) for part in self.parts)
-
-    @property
-    def width(self) -> int:
-        """Elements of one row."""
-        return sum(self.widths)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(prod(part) for part in self.parts))
+        object.__setattr__(self, "width", sum(self.widths))
 
     @property
     def bytes_per_token(self) -> int:
@@ -55,19 +52,19 @@ class Layout:
         """Rows [tokens, width] in the layout's dtype, from parts [tokens, *part]; LayoutError for other shapes."""
         import torch
 
-        self.check_parts([tuple(part.shape[1:]) for part in parts])
-        dtype = getattr(torch, self.dtype)
-        flat = [part.reshape(part.shape[0], width).to(dtype) for part, width in zip(parts, self.widths, strict=True)]
-        return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+        self.check_parts([part.shape[1:] for part in parts])
+        flat = [part.reshape(part.shape[0], width) for part, width in zip(parts, self.widths, strict=True)]
+        rows = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+        return rows.to(getattr(torch, self.dtype))
 
     def unpack(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Views of rows [tokens, width] as parts [tokens, *part]."""
         pieces = rows.split(self.widths, dim=-1)
         return tuple(piece.unflatten(-1, part) for piece, part in zip(pieces, self.parts, strict=True))
 
-    def check_parts(self, shapes: Sequence[tuple[int, ...]]) -> None:
+    def check_parts(self, shapes: Sequence[Sequence[int]]) -> None:
         """Nothing, or LayoutError with the shapes that were given and the ones this layout holds."""
-        if tuple(shapes) != self.parts:
+        if tuple(map(tuple, shapes)) != self.parts:
             raise LayoutError(
                 f"parts of shape {[list(shape) for shape in shapes]} per token do not fit layout {self.name!r}, "
                 f"which holds {[list(part) for part in self.parts]}"

@@ -162,7 +162,9 @@ class MetadataBuilder:
         starts, lens = device["starts"][: padded_reqs + 1], device["seq_lens"][:padded_reqs]
         groups = tuple(
             GroupStep(
-                batch=PagedBatch(starts, lens, device["tables"][group, :padded_reqs], *longest, num_decodes if is_ordered else 0),
+                batch=PagedBatch(
+                    starts, lens, device["tables"][group, :padded_reqs], *longest, num_decodes if is_ordered else 0, {}
+                ),
                 slot_mapping=device["slots"][group, :padded_tokens],
             )
             for group in range(self._num_groups)
@@ -254,7 +256,7 @@ class MetadataBuilder:
             name=name,
             requests=requests,
             tokens=tokens,
-            batches=tuple(PagedBatch(starts, lens, table, *longest, num_decodes) for table in tables),
+            batches=tuple(PagedBatch(starts, lens, table, *longest, num_decodes, {}) for table in tables),
             req_id=device["phase_req_id"][tokens],
             key_bounds=device["key_bounds"][tokens],
             max_seq_len=longest[1],

@@ -49,10 +49,11 @@ class Expected:
             self._check({"out": (out, shape)}, self.dtype)
 
     def _check(self, tensors: dict[str, tuple[torch.Tensor, tuple[int, ...]]], dtype: torch.dtype | None) -> None:
+        kind = self.device.type
         for name, (tensor, shape) in tensors.items():
             wanted = (self.tokens, *shape)
-            fits = tensor.dtype == dtype if dtype is not None else tensor.dtype.is_floating_point
-            if tuple(tensor.shape) == wanted and fits and tensor.device.type == self.device.type:
+            fits = tensor.dtype is dtype if dtype is not None else tensor.dtype.is_floating_point
+            if fits and tensor.shape == wanted and tensor.device.type == kind:
                 continue
             raise LayoutError(
                 f"layer {self.layer_id}: {name} is {_name(tensor.dtype)} {list(tensor.shape)} on {tensor.device}; expected "

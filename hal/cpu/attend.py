@@ -38,28 +38,32 @@ class _Tile:
     may_be_empty: bool
 
 
+def scale_queries(q: torch.Tensor, num_kv_heads: int, softmax_scale: float) -> torch.Tensor:
+    """q [tokens, heads, head_dim] scaled, in the type to compute in, as [tokens, kv_heads, heads per KV head, head_dim]."""
+    scaled = q.to(compute_dtype(q.dtype)) * softmax_scale
+    return scaled.view(q.shape[0], num_kv_heads, q.shape[1] // num_kv_heads, q.shape[2])
+
+
 def attend_request(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     mask: Mask,
     first_position: int,
-    softmax_scale: float,
     softcap: float | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
     selected: Selected | None = None,
 ) -> None:
-    """Write out [queries, heads, v_head_dim] and lse [queries, heads] of queries over keys k, v [keys, kv_heads, width].
+    """Write out [queries, heads, v_head_dim] and lse [queries, heads] over keys k, v [keys, kv_heads, width].
 
-    first_position: query 0's position counted from key 0; negative where the first queries see nothing.
+    q: scale_queries' [queries, kv_heads, group, head_dim]. first_position: query 0's position counted from key 0; negative
+    where the first queries see nothing.
     """
-    num_queries, num_heads, _ = q.shape
-    num_keys, num_kv_heads, _ = k.shape
-    group = num_heads // num_kv_heads
-    dtype = compute_dtype(q.dtype)
-    keys, values = k.to(dtype).transpose(0, 1), v.to(dtype).transpose(0, 1)
-    queries = (q.to(dtype) * softmax_scale).unflatten(1, (num_kv_heads, group)).permute(1, 2, 0, 3)
+    num_queries, num_kv_heads, group, _ = q.shape
+    num_keys = k.shape[0]
+    keys, values = k.to(q.dtype).transpose(0, 1), v.to(q.dtype).transpose(0, 1)
+    queries = q.permute(1, 2, 0, 3)
     tile_queries, tile_heads = _tile_size(num_queries, num_keys, num_kv_heads, group)
     block = min(_BLOCK_QUERIES, _BLOCK_ELEMENTS // max(1, num_keys)) // tile_queries * tile_queries or tile_queries
     for first_query in range(0, num_queries, block):
@@ -92,22 +96,21 @@ def attend_single(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    softmax_scale: float,
     softcap: float | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
-    """Write out [heads, v_head_dim] and lse [heads] of one query [heads, head_dim] over keys that it sees all of."""
-    dtype = compute_dtype(q.dtype)
-    num_kv_heads = k.shape[1]
-    queries = (q.to(dtype) * softmax_scale).view(num_kv_heads, -1, q.shape[1])
-    scores = torch.bmm(queries, k.to(dtype).permute(1, 2, 0))
+    """Write out [heads, v_head_dim] and lse [heads] of one query over keys that it sees all of.
+
+    q: a row of scale_queries' [kv_heads, group, head_dim].
+    """
+    scores = torch.bmm(q, k.to(q.dtype).permute(1, 2, 0))
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
     weights, logs = normalise(scores, need_lse=lse is not None, may_be_empty=False)
-    out.copy_(torch.bmm(weights, v.to(dtype).transpose(0, 1)).view_as(out))
+    out.copy_(torch.bmm(weights, v.to(q.dtype).transpose(0, 1)).view(out.shape))
     if lse is not None and logs is not None:
-        lse.copy_(logs.view_as(lse))
+        lse.copy_(logs.view(lse.shape))
 
 
 def _tile_size(num_queries: int, num_keys: int, num_kv_heads: int, group: int) -> tuple[int, int]:

@@ -12,17 +12,19 @@ from hal.common.kernels import KVCache, PagedBatch
 
 def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """The parts, written at their slots; a slot of -1 writes nothing."""
-    packed = cache.layout.pack(parts)
-    if packed.shape[0] != slots.shape[0]:
-        raise LayoutError(f"{packed.shape[0]} tokens to write and {slots.shape[0]} slots; they must be as many")
+    cache.layout.check_parts([part.shape[1:] for part in parts])
+    for part in parts:
+        if part.shape[0] != slots.shape[0]:
+            raise LayoutError(f"{part.shape[0]} tokens to write and {slots.shape[0]} slots; they must be as many")
     if not slots.numel():
         return
     if int(slots.min()) < 0:
         keep = slots >= 0
-        slots, packed = slots[keep], packed[keep]
+        slots, parts = slots[keep], [part[keep] for part in parts]
     if cache.page_stride != cache.block_size:
         slots = slots // cache.block_size * cache.page_stride + slots % cache.block_size
-    cache.rows.index_copy_(0, slots, packed)
+    for view, part in zip(cache.parts, parts, strict=True):
+        view.index_copy_(0, slots, part.to(view.dtype))
 
 
 def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -36,21 +38,21 @@ def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return cache.layout.unpack(gathered)
 
 
-def request_rows(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> torch.Tensor:
-    """The cache rows of a request's positions start..stop, int64."""
-    size = cache.block_size
-    first_page, last_page = start // size, -(-stop // size)
-    pages = batch.block_table[request, first_page:last_page].long() * cache.page_stride
-    rows = (pages[:, None] + torch.arange(size)[None, :]).reshape(-1)
-    return rows[start - first_page * size : stop - first_page * size]
+def locate_request(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> slice | torch.Tensor:
+    """The cache rows of a request's positions start..stop: a slice where its pages lie end to end, else int64 indices."""
+    size, stride = cache.block_size, cache.page_stride
+    first_page = start // size
+    table = batch.block_table[request, first_page : -(-stop // size)]
+    pages = table.tolist()
+    offset = start - first_page * size
+    if stride == size and pages and pages == list(range(pages[0], pages[0] + len(pages))):
+        begin = pages[0] * size + offset
+        return slice(begin, begin + stop - start)
+    rows = (table.long()[:, None] * stride + torch.arange(size)[None, :]).reshape(-1)
+    return rows[offset : offset + stop - start]
 
 
 def read_request(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> torch.Tensor:
     """A request's cached rows [stop - start, width]: a view where its pages lie end to end, a copy where they do not."""
-    size = cache.block_size
-    first_page = start // size
-    pages = batch.block_table[request, first_page : -(-stop // size)].tolist()
-    if cache.page_stride == size and pages and pages == list(range(pages[0], pages[0] + len(pages))):
-        begin = pages[0] * size + start - first_page * size
-        return cache.rows[begin : begin + stop - start]
-    return cache.rows.index_select(0, request_rows(cache, batch, request, start, stop))
+    rows = locate_request(cache, batch, request, start, stop)
+    return cache.rows[rows] if isinstance(rows, slice) else cache.rows.index_select(0, rows)

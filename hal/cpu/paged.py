@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from hal.common.errors import LayoutError
 from hal.common.kernels import KVCache, PagedBatch
 
-from .attend import attend_request, attend_single
-from .cache import read_request
+from .attend import attend_request, attend_single, scale_queries
+from .cache import locate_request
 from .mask import Mask
 from .results import prepare_results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """One request's queries begin..end and the cache rows of the keys that any of them sees.
+
+    start: the position of the first of those keys; first: the first query's position counted from it.
+    """
+
+    begin: int
+    end: int
+    start: int
+    first: int
+    rows: slice | torch.Tensor
 
 
 def attend_pages(
@@ -26,55 +40,85 @@ def attend_pages(
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, v_head_dim] and lse of every query over its request's pages."""
-    v_head_dim = _value_width(cache)
-    _check_query(q, cache)
-    out, lse = prepare_results(q, v_head_dim, need_lse, out)
-    starts = batch.query_start_loc.tolist()
-    for request, length in enumerate(batch.seq_lens.tolist()):
-        begin, end = starts[request], starts[request + 1]
-        if begin == end or not length:
+    keys, values = _head_views(cache)
+    _check_query(q, keys)
+    out, lse = prepare_results(q, values.shape[2], need_lse, out)
+    queries = scale_queries(q, keys.shape[1], softmax_scale)
+    for span in _find_spans(cache, batch, mask, q.shape[0]):
+        begin, end = span.begin, span.end
+        if span.start < 0:
+            out[begin:end].zero_()
             continue
-        first = length - (end - begin)
-        start, stop = mask.key_range(first, length - 1, length)
-        keys, values = split_heads(cache, read_request(cache, batch, request, start, stop))
+        if isinstance(span.rows, slice):
+            k, v = keys[span.rows], values[span.rows]
+        else:
+            k, v = _split_heads(cache, cache.rows.index_select(0, span.rows))
         if end - begin == 1:
             # A lone query sees the whole span of keys that its mask leaves, so nothing is hidden in it.
-            attend_single(q[begin], keys, values, softmax_scale, softcap, out[begin], None if lse is None else lse[begin])
+            attend_single(queries[begin], k, v, softcap, out[begin], None if lse is None else lse[begin])
             continue
-        tokens = slice(begin, end)
         attend_request(
-            q[tokens],
-            keys,
-            values,
-            replace(mask, origin=start),
-            first - start,
-            softmax_scale,
+            queries[begin:end],
+            k,
+            v,
+            replace(mask, origin=span.start),
+            span.first,
             softcap,
-            out[tokens],
-            None if lse is None else lse[tokens],
+            out[begin:end],
+            None if lse is None else lse[begin:end],
         )
     return out, lse
 
 
-def split_heads(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of rows [keys, width] as K [keys, kv_heads, head_dim] and V; a latent row is one head, its value the first part."""
-    if cache.layout.name == "latent":
-        return rows.unsqueeze(1), rows[:, : cache.layout.widths[0]].unsqueeze(1)
-    keys, values = cache.layout.unpack(rows)
-    return keys, values
+def _find_spans(cache: KVCache, batch: PagedBatch, mask: Mask, num_tokens: int) -> tuple[_Span, ...]:
+    """The spans of a batch; layers that share pages and mask share them, where the batch keeps a memo."""
+    if batch.memo is None:
+        return _make_spans(cache, batch, mask, num_tokens)
+    key = ("spans", mask, cache.block_size, cache.page_stride, num_tokens)
+    spans = batch.memo.get(key)
+    if not isinstance(spans, tuple):
+        spans = batch.memo[key] = _make_spans(cache, batch, mask, num_tokens)
+    return spans
 
 
-def _value_width(cache: KVCache) -> int:
+def _make_spans(cache: KVCache, batch: PagedBatch, mask: Mask, num_tokens: int) -> tuple[_Span, ...]:
+    starts = batch.query_start_loc.tolist()
+    nothing = slice(0, 0)
+    spans = []
+    for request, length in enumerate(batch.seq_lens.tolist()):
+        begin, end = starts[request], starts[request + 1]
+        if begin == end:
+            continue
+        if not length:
+            spans.append(_Span(begin=begin, end=end, start=-1, first=0, rows=nothing))
+            continue
+        first = length - (end - begin)
+        start, stop = mask.key_range(first, length - 1, length)
+        rows = locate_request(cache, batch, request, start, stop)
+        spans.append(_Span(begin=begin, end=end, start=start, first=first - start, rows=rows))
+    if starts[-1] < num_tokens:
+        # Query rows past the last request belong to nobody and see no key.
+        spans.append(_Span(begin=starts[-1], end=num_tokens, start=-1, first=0, rows=nothing))
+    return tuple(spans)
+
+
+def _head_views(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+    """K [rows, kv_heads, head_dim] and V of a whole cache; a latent row is one head, its value the first part."""
     if cache.layout.name == "latent":
-        return cache.layout.widths[0]
+        return cache.rows.unsqueeze(1), cache.parts[0].unsqueeze(1)
     if cache.layout.name == "kv":
-        return cache.layout.parts[1][1]
+        return cache.parts[0], cache.parts[1]
     raise LayoutError(f"paged attention reads layouts 'kv' and 'latent', not {cache.layout.name!r}")
 
 
-def _check_query(q: torch.Tensor, cache: KVCache) -> None:
-    layout = cache.layout
-    heads, width = (1, layout.width) if layout.name == "latent" else layout.parts[0]
+def _split_heads(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of some rows [keys, width] that were gathered."""
+    parts = cache.layout.unpack(rows)
+    return (rows.unsqueeze(1), parts[0].unsqueeze(1)) if cache.layout.name == "latent" else (parts[0], parts[1])
+
+
+def _check_query(q: torch.Tensor, keys: torch.Tensor) -> None:
+    _, heads, width = keys.shape
     if q.shape[2] != width or q.shape[1] % heads:
         raise LayoutError(
             f"queries have {q.shape[1]} heads of {q.shape[2]}; the cache holds {heads} KV heads with keys of {width}, "

@@ -10,17 +10,15 @@ from hal.common.errors import LayoutError
 def prepare_results(
     q: torch.Tensor, width: int, need_lse: bool, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """out [tokens, heads, width] and lse [tokens, heads] (None unless asked for), set to what an empty row gives.
+    """out [tokens, heads, width] and lse [tokens, heads] (None unless asked for): out unset, lse -inf as in an empty row.
 
     LayoutError where a given out has another shape or dtype.
     """
     shape = (q.shape[0], q.shape[1], width)
     if out is None:
-        out = q.new_zeros(shape)
+        out = q.new_empty(shape)
     elif tuple(out.shape) != shape or out.dtype != q.dtype:
         raise LayoutError(f"out is {out.dtype} {list(out.shape)}; this call writes {q.dtype} {list(shape)}")
-    else:
-        out.zero_()
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lse = torch.full(shape[:2], float("-inf"), dtype=dtype) if need_lse else None
     return out, lse

@@ -41,6 +41,7 @@ def attend_rows(
         spans = [max(column[begin:end]) for column in counts]
         keys, hidden = _gather(segments, spans, begin, end, dtype)
         if keys is None:
+            out[begin:end].zero_()
             continue
         scores = torch.bmm(scaled[begin:end], keys.transpose(1, 2))
         if hidden is not None:

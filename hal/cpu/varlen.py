@@ -6,7 +6,7 @@ import torch
 
 from hal.common.errors import LayoutError
 
-from .attend import Selected, attend_request
+from .attend import Selected, attend_request, scale_queries
 from .mask import Mask
 from .results import prepare_results
 
@@ -33,23 +33,25 @@ def attend_varlen(
         )
     out, lse = prepare_results(q, v.shape[2], need_lse, out)
     q_starts, k_starts = q_start_loc.tolist(), k_start_loc.tolist()
+    queries = scale_queries(q, k.shape[1], softmax_scale)
+    if q_starts[-1] < q.shape[0]:
+        out[q_starts[-1] :].zero_()
     first_keys = [0] * (len(q_starts) - 1) if first_key is None else first_key.tolist()
     for i, first in enumerate(first_keys):
-        queries, keys = slice(q_starts[i], q_starts[i + 1]), slice(k_starts[i], k_starts[i + 1])
-        if queries.start == queries.stop:
+        tokens, keys = slice(q_starts[i], q_starts[i + 1]), slice(k_starts[i], k_starts[i + 1])
+        if tokens.start == tokens.stop:
             continue
-        choice = None if selected is None else Selected(ids=selected[queries], first_key=first)
-        first_position = (keys.stop - keys.start) - (queries.stop - queries.start)
+        choice = None if selected is None else Selected(ids=selected[tokens], first_key=first)
+        first_position = (keys.stop - keys.start) - (tokens.stop - tokens.start)
         attend_request(
-            q[queries],
+            queries[tokens],
             k[keys],
             v[keys],
             mask,
             first_position,
-            softmax_scale,
             softcap,
-            out[queries],
-            None if lse is None else lse[queries],
+            out[tokens],
+            None if lse is None else lse[tokens],
             choice,
         )
     return out, lse
