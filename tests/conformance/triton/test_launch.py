@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,9 +15,9 @@ import hal
 from hal.common.errors import BackendError, NoBackend
 from hal.common.reason import Reason
 from hal.common.registry import platforms
-from hal.common.triton import specialisations
+from hal.common.triton import launch, specialisations
 from hal.common.triton import specialise as module
-from hal.common.triton.launch import Launch, integer_class, launch_key, load_kernel
+from hal.common.triton.launch import Launch, Launcher, integer_class, launch_key, load_kernel
 from hal.common.triton.stand_in import stand_in
 from hal.common.triton.tiles import MIN_SIDE, Tile, Widths, block_side, choose_tile, read_machine, shared_bytes, split_width
 from hal.config import IndexerShape, LayerShape, MLAShape
@@ -41,7 +42,7 @@ def dense_layer(head_dim: int = 128) -> LayerShape:
 
 def make_launch(**changes: object) -> Launch:
     q = stand_in("bfloat16", 5, 4, 64)
-    launch = Launch(
+    plain = Launch(
         kernel="merge:join_parts",
         grid=(1,),
         tensors={"parts": q},
@@ -50,7 +51,7 @@ def make_launch(**changes: object) -> Launch:
         constants={"BLOCK": 64},
         num_warps=4,
     )
-    return replace(launch, **changes)
+    return replace(plain, **changes)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,47 @@ def test_a_call_without_triton_says_what_is_missing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_an_empty_grid_launches_nothing() -> None:
+    launcher, keys = Launcher("sm_90"), []
+    launcher.watch(keys.append)
+    launcher.run(make_launch(grid=(4, 0)))
+    assert keys == []
+
+
+def test_a_watcher_sees_the_key_before_the_launch_until_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: str) -> None:
+        raise BackendError("no kernel here")
+
+    monkeypatch.setattr(launch, "load_kernel", refuse)
+    launcher, keys = Launcher("sm_90"), []
+    stop = launcher.watch(keys.append)
+    with pytest.raises(BackendError, match="no kernel here"):
+        launcher.run(make_launch())
+    stop()
+    with pytest.raises(BackendError, match="no kernel here"):
+        launcher.run(make_launch())
+    assert keys == [launch_key(make_launch(), "sm_90")]
+
+
+def test_compiled_kernels_refuse_tensors_on_the_cpu() -> None:
+    pytest.importorskip("triton")
+    code = (
+        "import torch, hal\n"
+        "calls = hal.kernels('rocm:triton', hal.Device.from_arch('gfx942', torch_device='cpu'))\n"
+        "one = torch.ones(1, 1, 16)\n"
+        "try: calls.merge_states(one, one[..., 0], one, one[..., 0])\n"
+        "except hal.BackendError as error: assert 'TRITON_INTERPRET=1' in str(error), error\n"
+        "else: raise SystemExit('nothing was raised')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_an_element_type_without_kernels_is_refused_by_name() -> None:
+    with pytest.raises(BackendError, match=r"float64; they take bfloat16"):
+        launch_key(make_launch(tensors={"parts": stand_in("float64", 2, 2, 2, 2)}), "sm_90")
+
+
 def test_an_unknown_kernel_is_an_error_of_its_own() -> None:
     with pytest.raises(BackendError, match="needs triton"):
         load_kernel("nowhere:nothing")
@@ -176,14 +218,14 @@ def test_decorators_agree_with_launches(target: str, monkeypatch: pytest.MonkeyP
     pytest.importorskip("triton")
     launches: list[Launch] = []
     specialise = module.specialise
-    monkeypatch.setattr(module, "specialise", lambda launch, arch: launches.append(launch) or specialise(launch, arch))
+    monkeypatch.setattr(module, "specialise", lambda made, arch: launches.append(made) or specialise(made, arch))
     for layer in (sparse_layer(), dense_layer()):
         specialisations(hal.Request(layer, hal.Device.from_arch(target), "bfloat16"))
     assert launches
-    for launch in launches:
-        kernel = load_kernel(launch.kernel)
+    for made in launches:
+        kernel = load_kernel(made.kernel)
         settings = kernel.kwargs if hasattr(kernel, "kwargs") else vars(kernel)
-        given = (launch.tensors, launch.tables, launch.strides, launch.numbers, launch.constants)
+        given = (made.tensors, made.tables, made.strides, made.numbers, made.constants)
         assert sorted(name for part in given for name in part) == sorted(kernel.arg_names)
-        assert set(settings["do_not_specialize"]) == set(launch.numbers)
-        assert set(settings["do_not_specialize_on_alignment"] or ()) == set(launch.tables)
+        assert set(settings["do_not_specialize"]) == set(made.numbers)
+        assert set(settings["do_not_specialize_on_alignment"] or ()) == set(made.tables)
