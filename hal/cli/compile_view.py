@@ -56,10 +56,13 @@ def show(report: CompileReport, models: Mapping[str, ModelShape], console: Conso
         _show_target(target, rows, console)
     for target, reason in report.absent.items():
         console.print(Text.assemble((target, "bold"), "  not compiled: ", (reason, "yellow")))
+    if not report.rows:
+        console.print(Text("nothing was compiled", style="red"))
+        return
     failed = sum(bool(row.faults) for row in report.rows)
-    made = f"{len(report.rows)} binaries of {' and '.join(models)} by triton {report.toolchain.version or '(none)'}"
+    made = f"{len(report.rows)} binaries of {' and '.join(models)} by triton {report.toolchain.version}"
     verdict = Text(f"{failed} failed", style="red") if failed else Text("none failed", style="green")
-    console.print(Text.assemble(made, ": ", verdict) if report.rows else Text("nothing was compiled", style="red"))
+    console.print(Text.assemble(made, ": ", verdict))
     console.print(Text(LEGEND, style="dim"))
 
 
