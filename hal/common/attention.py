@@ -117,9 +117,12 @@ class Attention:
         cache, group = self._cache(layer.kv_source)
         heads = layer.num_heads // self.plan.parallel.tp
         expected = self._expected(layer_id, metadata)
-        expected.check_activations(q=(q, (heads, layer.head_dim)))
-        expected.check_sink(layer, sink, heads)
-        expected.check_out(out, (heads, layer.v_head_dim))
+        if not expected.fits(q, (heads, layer.head_dim)):
+            expected.check_activations(q=(q, (heads, layer.head_dim)))
+        if sink is not None or layer.sink:
+            expected.check_sink(layer, sink, heads)
+        if out is not None:
+            expected.check_out(out, (heads, layer.v_head_dim))
         kernels = self._kernels[layer_id]
         if not layer.owns_kv:
             if k is not None or v is not None:
@@ -127,7 +130,9 @@ class Attention:
         elif k is None or v is None:
             raise BatchError(f"layer {layer_id} keeps its own KV, so it needs both k and v")
         else:
-            expected.check_activations(k=(k, cache.layout.parts[0]), v=(v, cache.layout.parts[1]))
+            k_shape, v_shape = cache.layout.parts
+            if not (expected.fits(k, k_shape) and expected.fits(v, v_shape)):
+                expected.check_activations(k=(k, k_shape), v=(v, v_shape))
             kernels("write_cache")(cache, metadata.groups[group].slot_mapping, k, v)
         out = _prepare_out(out, q, layer.v_head_dim, metadata)
         self._attend_pages(layer, kernels, cache, group, q, metadata, sink, out)
@@ -209,8 +214,12 @@ class Attention:
         order = metadata.token_order
         queries = q if order is None else q.index_select(0, order)
         for phase in metadata.phases:
+            is_whole = phase.tokens.stop - phase.tokens.start == queries.shape[0]
+            target = None
+            if order is None and sink is None:
+                target = out if is_whole else out[phase.tokens]
             result, lse = kernels("paged_attention", phase.name)(
-                queries[phase.tokens],
+                queries if is_whole else queries[phase.tokens],
                 cache,
                 phase.batches[group],
                 softmax_scale=layer.softmax_scale,
@@ -219,7 +228,7 @@ class Attention:
                 softcap=layer.softcap,
                 causal=layer.causal,
                 need_lse=sink is not None,
-                out=out[phase.tokens] if order is None and sink is None else None,
+                out=target,
             )
             if sink is not None:
                 result = kernels("apply_sink")(result, lse, sink)

@@ -11,6 +11,7 @@ from hal.common.capabilities import Capabilities
 if TYPE_CHECKING:
     import torch
 
+    from hal.common.device import Device
     from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
     from hal.common.parallel import Parallel
 
@@ -38,15 +39,19 @@ class CPUBackend(Backend):
         arithmetic={"bfloat16": "float32", "float16": "float32"},
     )
 
-    def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
-        from .cache import write_rows
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        # Here and not at the top of the file: torch is loaded when a backend is opened, not when it is registered.
+        from . import cache, indexer, mask, merge, paged, sparse, topk, varlen
 
-        write_rows(cache, slots, parts)
+        self._cache, self._indexer, self._mask, self._merge = cache, indexer, mask.Mask, merge
+        self._paged, self._sparse, self._topk, self._varlen = paged, sparse, topk, varlen
+
+    def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
+        self._cache.write_rows(cache, slots, parts)
 
     def gather_cache(self, cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        from .cache import gather_rows
-
-        return gather_rows(cache, rows)
+        return self._cache.gather_rows(cache, rows)
 
     def paged_attention(
         self,
@@ -62,11 +67,8 @@ class CPUBackend(Backend):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from .mask import Mask
-        from .paged import attend_pages
-
-        mask = Mask(causal=causal, window=window, chunk=chunk)
-        return attend_pages(q, cache, batch, mask, softmax_scale, softcap, need_lse, out)
+        mask = self._mask(causal=causal, window=window, chunk=chunk)
+        return self._paged.attend_pages(q, cache, batch, mask, softmax_scale, softcap, need_lse, out)
 
     def varlen_attention(
         self,
@@ -87,11 +89,10 @@ class CPUBackend(Backend):
         selected: torch.Tensor | None = None,
         first_key: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from .mask import Mask
-        from .varlen import attend_varlen
-
-        mask = Mask(causal=causal, window=window, chunk=None)
-        return attend_varlen(q, k, v, q_start_loc, k_start_loc, mask, softmax_scale, softcap, need_lse, out, selected, first_key)
+        mask = self._mask(causal=causal, window=window, chunk=None)
+        return self._varlen.attend_varlen(
+            q, k, v, q_start_loc, k_start_loc, mask, softmax_scale, softcap, need_lse, out, selected, first_key
+        )
 
     def index_scores(
         self,
@@ -101,16 +102,12 @@ class CPUBackend(Backend):
         batch: PagedBatch,
         chunk: IndexerChunk | None = None,
     ) -> torch.Tensor:
-        from .indexer import score_keys
-
-        return score_keys(iq, weights, cache, batch, chunk)
+        return self._indexer.score_keys(iq, weights, cache, batch, chunk)
 
     def select_topk(
         self, scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int, deterministic: bool = True
     ) -> torch.Tensor:
-        from .topk import select_topk
-
-        return select_topk(scores, lengths, k, width)
+        return self._topk.select_topk(scores, lengths, k, width)
 
     def rows_from_topk(
         self,
@@ -123,9 +120,7 @@ class CPUBackend(Backend):
         rows_per_page: int | None = None,
         parallel: Parallel,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        from .topk import rows_from_topk
-
-        return rows_from_topk(topk, req_id, block_table, seq_lens, block_size, rows_per_page or block_size, parallel)
+        return self._topk.rows_from_topk(topk, req_id, block_table, seq_lens, block_size, rows_per_page or block_size, parallel)
 
     def sparse_mla(
         self,
@@ -137,18 +132,12 @@ class CPUBackend(Backend):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from .sparse import attend_rows
-
-        return attend_rows(q, segments, kv_lora_rank, softmax_scale, need_lse, out)
+        return self._sparse.attend_rows(q, segments, kv_lora_rank, softmax_scale, need_lse, out)
 
     def merge_states(
         self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        from .merge import merge_states
-
-        return merge_states(out_a, lse_a, out_b, lse_b)
+        return self._merge.merge_states(out_a, lse_a, out_b, lse_b)
 
     def apply_sink(self, out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
-        from .merge import apply_sink
-
-        return apply_sink(out, lse, sink)
+        return self._merge.apply_sink(out, lse, sink)
