@@ -21,6 +21,7 @@ from .registry import find_backend
 from .step import StepMetadata
 from .tensor_checks import Expected
 from .topk import TopkState
+from .warmup import WarmupMonitor
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -42,15 +43,13 @@ class LayerKernels:
 class Attention:
     """Attention over paged caches for every layer of a plan; made by plan.open or plan.bind.
 
-    pages: which pages of the caches are in use. caches: by layer id, index keys under (layer id, "index"). compile_misses:
-    launches that warm_up() had not covered.
+    pages: which pages of the caches are in use. caches: by layer id, index keys under (layer id, "index").
     """
 
     def __init__(self, plan: Plan, opened: Mapping[str, Backend], caches: Mapping[CacheKey, KVCache], num_blocks: int) -> None:
         device = find_torch_device(plan)
         self.plan = plan
         self.pages = PagePool(num_blocks)
-        self.compile_misses = 0
         self.caches = dict(caches)
         self._kernels = {
             layer.layer_id: LayerKernels(selection.providers, opened)
@@ -65,6 +64,7 @@ class Attention:
         self._can_mask = _can_mask(plan, opened)
         self._builder = MetadataBuilder(plan, num_blocks, device, can_mask=self._can_mask)
         self._topk = TopkState(plan, device)
+        self._warmup = WarmupMonitor(plan, opened)
 
     def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
         """The metadata of a step, in persistent buffers that the next build() overwrites; BatchError before any is."""
@@ -81,8 +81,12 @@ class Attention:
 
     def warm_up(self) -> None:
         """Compile every launch of the plan's list; nothing to do where no launch compiles."""
-        for key in self.plan.warmup_keys():
-            raise NotBuiltError(f"warming up {key} is not written yet")
+        self._warmup.warm_up()
+
+    @property
+    def compile_misses(self) -> int:
+        """Launches since warm_up() whose key its list did not have; HAL_STRICT_WARMUP=1 raises BackendError instead."""
+        return self._warmup.misses
 
     def bind_weights(self, layer_id: int, w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
         """Hand over an MLA layer's up-projections, once: w_uk [heads, nope, lora], w_uv [heads, v, lora], this rank's heads.

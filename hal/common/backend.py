@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from .errors import BackendError
@@ -82,6 +82,17 @@ class Backend:
         Where there are any, selection takes the call from the next backend that serves the request.
         """
         return ()
+
+    @classmethod
+    def list_launches(cls, request: Request) -> tuple[Hashable, ...]:
+        """The key of every launch that compiles for a request, as watch_launches() will name it; empty where none does."""
+        return ()
+
+    def compile_launches(self, request: Request) -> None:
+        """Compile what list_launches names, before the first request comes."""
+
+    def watch_launches(self, watcher: Callable[[Hashable], None]) -> None:
+        """Tell the watcher the key of every compiled launch from now on, before it runs."""
 
     def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
         """Write parts [tokens, *part] at slots int64 [tokens], a slot is page * block_size + offset; -1 writes nothing."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def open_attention(plan: Plan, num_blocks: int | None, group: Any) -> Attention:
     """An Attention on zero-filled caches of its own; CapacityError where they would not fit."""
-    _check_group(group)
+    _check_ranks(plan, group)
     blocks = plan.default_num_blocks() if num_blocks is None else num_blocks
     if blocks < 1:
         raise InputError(f"num_blocks is {blocks}; expected at least 1")
@@ -40,7 +40,7 @@ def open_attention(plan: Plan, num_blocks: int | None, group: Any) -> Attention:
 
 def bind_attention(plan: Plan, tensors: Mapping[CacheKey, torch.Tensor], group: Any) -> Attention:
     """An Attention on the engine's tensors; LayoutError names the spec and the tensor that do not fit."""
-    _check_group(group)
+    _check_ranks(plan, group)
     specs = {spec.key: spec for spec in plan.cache_specs()}
     if specs.keys() != tensors.keys():
         raise LayoutError(
@@ -65,6 +65,9 @@ def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, plan: Plan) -> KVCache:
         raise LayoutError(f"the cache of {spec.key}: {error}") from error
 
 
-def _check_group(group: Any) -> None:
-    if group is not None:
-        raise NotBuiltError("decode context parallel groups are not written yet; leave group out")
+def _check_ranks(plan: Plan, group: Any) -> None:
+    if group is not None or plan.parallel.dcp > 1:
+        raise NotBuiltError(
+            f"running over {plan.parallel.dcp} decode-context ranks is not written yet; the plan can size it, and dcp=1 without "
+            "a group can be opened"
+        )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,14 @@ from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import dtype_name
 
 from .device import Device, detect
-from .errors import NotBuiltError
 from .layouts import Layout, block_table_width, layer_index_layout, layer_layout
 from .limits import Limits
 from .parallel import Parallel
-from .registry import backends, find_backend
+from .registry import backends
 from .request import Graphs, Request
 from .selection import Selection, select
 from .software import Software
+from .warmup import list_keys
 from .workspace import Buffer, plan_buffers
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Plan:
     block_size: int
     num_spec_tokens: int
     need_lse: bool
+    requests: tuple[Request | None, ...] = field(repr=False)
     selections: tuple[Selection | None, ...]
     groups: tuple[CacheGroup, ...]
     buffers: tuple[Buffer, ...]
@@ -129,13 +130,9 @@ class Plan:
         pages = -(-self.limits.max_model_len // self.block_size)
         return pages * self.limits.max_num_seqs
 
-    def warmup_keys(self) -> tuple[object, ...]:
-        """Keys of every launch that compiles; empty for backends whose launches do not."""
-        names = {name for selection in self.selections if selection for name in selection.providers.values()}
-        compiled = [name for name in sorted(names) if _compiles(name)]
-        if compiled:
-            raise NotBuiltError(f"{', '.join(compiled)} declare compiled launches and their warmup keys are not written yet")
-        return ()
+    def warmup_keys(self) -> tuple[Hashable, ...]:
+        """Keys of every launch that compiles; empty where none does."""
+        return list_keys(self)
 
     def explain(self) -> str:
         """The plan in a few lines for people."""
@@ -202,19 +199,15 @@ def plan(
     if software is None and device.present:
         software = installed()
 
-    def select_layers(block_size: int | None) -> list[Selection | None]:
-        wishes = (dtype, kv_layout, block_size, parallel, software, graphs, num_spec_tokens, need_lse)
-        return [
-            None if layer.kind in ("none", "cross") else select(Request(layer, device, *wishes), backend)
-            for layer in shape.layers
-        ]
-
-    selections = select_layers(limits.block_size)
+    wishes = (dtype, kv_layout, limits.block_size, parallel, software, graphs, num_spec_tokens, need_lse)
+    requests = [None if layer.kind in ("none", "cross") else Request(layer, device, *wishes) for layer in shape.layers]
+    selections = _select(requests, backend)
     sizes = {selection.block_size for selection in selections if selection is not None}
     block_size = lcm(*sizes) if sizes else limits.block_size or 16
+    requests = [None if request is None else replace(request, block_size=block_size) for request in requests]
     if len(sizes) > 1:
         # One page size for all layers: the least that is a multiple of each backend's own, if every one takes it.
-        selections = select_layers(block_size)
+        selections = _select(requests, backend)
     groups = _group_layers(shape.layers, selections, dtype, parallel, block_size)
     return Plan(
         shape=shape,
@@ -225,10 +218,15 @@ def plan(
         block_size=block_size,
         num_spec_tokens=num_spec_tokens,
         need_lse=need_lse,
+        requests=tuple(requests),
         selections=tuple(selections),
         groups=groups,
         buffers=plan_buffers(shape, limits, parallel, dtype, block_size, len(groups)),
     )
+
+
+def _select(requests: list[Request | None], backend: str | None) -> list[Selection | None]:
+    return [None if request is None else select(request, backend) for request in requests]
 
 
 def installed() -> Software:
@@ -273,11 +271,6 @@ def _group_layers(
         CacheGroup(group_id=i, part=part, layer_ids=tuple(ids), layout=layout, block_size=block_size, window=window)
         for i, ((part, layout, window), ids) in enumerate(ordered)
     )
-
-
-def _compiles(name: str) -> bool:
-    capabilities = find_backend(name).capabilities
-    return capabilities is not None and capabilities.compiled_launches
 
 
 def _selection_dict(selection: Selection | None) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hal.common.backend import Backend
@@ -37,6 +37,7 @@ PORTABLE = Capabilities(
     lse=True,
     deterministic=True,
     max_spec_tokens=64,
+    compiled_launches=True,
 )
 
 
@@ -58,6 +59,25 @@ class TritonBackend(Backend):
         from .fitting import explain_tiles
 
         return explain_tiles(read_machine(cls.package, request.device.arch), request)
+
+    @classmethod
+    def list_launches(cls, request: Request) -> tuple[Hashable, ...]:
+        from . import specialisations
+
+        return tuple(found.key for found in specialisations(request))
+
+    def compile_launches(self, request: Request) -> None:
+        from . import specialisations
+        from .specialisation import compile_for_current_device
+
+        if self.device.torch_device == "cpu":
+            # Tensors of an absent device: kernels are interpreted there, and nothing of them compiles.
+            return
+        for found in specialisations(request):
+            compile_for_current_device(found)
+
+    def watch_launches(self, watcher: Callable[[Hashable], None]) -> None:
+        self.launcher.watch(watcher)
 
     def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
         from .cache import write_rows
