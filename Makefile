@@ -6,26 +6,56 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 STAMP := $(VENV)/.installed
+XPU_VENV := .venv-xpu
+XPU_STAMP := $(XPU_VENV)/.installed
+XPU_ICD := $(XPU_VENV)/etc/icd
+IPEX_VENV := .venv-ipex
+IPEX_STAMP := $(IPEX_VENV)/.installed
 MODEL := .cache/smollm2
 COMPOSITE := examples/composite-deepseek-v3.2.json
 TARGETS := --device cuda:sm_90 --device rocm:gfx942 --device xpu:pvc --device cpu
 
-.PHONY: help demo test lint lint-ruff lint-format lint-types lint-imports package clean
+.PHONY: help demo test test-triton test-xpu test-ipex compile lint lint-ruff lint-format lint-types lint-imports package clean
 
 help:
 	@echo "make demo      fetch SmolLM2-135M, look at this machine, plan for four platforms, answer a question"
 	@echo "make test      run the tests (ARGS='tests/unit -k name' narrows them)"
+	@echo "make test-triton  hold the portable kernels to the contract in Triton's interpreter"
+	@echo "make compile      compile the portable kernels for every arch and judge their figures"
+	@echo "make test-xpu     compile them for Intel GPUs and run the result on the CPU, in an environment of its own"
+	@echo "make test-ipex    run the adapter of Intel's extension on the CPU, in an environment of its own (7 GB)"
 	@echo "make lint      ruff, mypy and import-linter"
 	@echo "make package   build the wheel and check it in an environment without torch"
 
+define make_venv
+@test -n "$(PYTHON)" || { echo "make: no python3.11 or python3 on PATH; install Python 3.11 or set PYTHON=" >&2; exit 2; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+  || { echo "make: $(PYTHON) is $$($(PYTHON) -V); hal needs Python 3.11 or newer, set PYTHON=" >&2; exit 2; }
+@test -x $(1)/bin/pip || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+  || { echo "make: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 2; }
+@test -x $(1)/bin/pip || { rm -rf $(1); $(PYTHON) -m venv $(1); }
+endef
+
 $(STAMP): pyproject.toml constraints-cpu.txt
-	@test -n "$(PYTHON)" || { echo "make: no python3.11 or python3 on PATH; install Python 3.11 or set PYTHON=" >&2; exit 2; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "make: $(PYTHON) is $$($(PYTHON) -V); hal needs Python 3.11 or newer, set PYTHON=" >&2; exit 2; }
-	@test -x $(VENV)/bin/pip || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
-	  || { echo "make: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 2; }
-	@test -x $(VENV)/bin/pip || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
+	$(call make_venv,$(VENV))
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[test]'
+	@touch $@
+
+# triton-xpu is a triton by another name, in the same folder: torch's own, where it brings one, has to go first.
+$(XPU_STAMP): pyproject.toml constraints-xpu.txt
+	$(call make_venv,$(XPU_VENV))
+	$(XPU_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-xpu.txt -e '.[torch]' \
+	  pytest pyopencl intel-opencl-rt intel-cmplr-lib-rt
+	$(XPU_VENV)/bin/pip uninstall --quiet --disable-pip-version-check --yes triton triton-xpu
+	$(XPU_VENV)/bin/pip install --quiet --disable-pip-version-check --pre -c constraints-xpu.txt triton-xpu
+	@mkdir -p $(XPU_ICD)
+	@echo "$(CURDIR)/$(XPU_VENV)/lib/libintelocl.so" > $(XPU_ICD)/intel.icd
+	@touch $@
+
+$(IPEX_STAMP): pyproject.toml constraints-ipex.txt
+	$(call make_venv,$(IPEX_VENV))
+	$(IPEX_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-ipex.txt -e '.[torch,xpu-ipex]' \
+	  pytest hypothesis
 	@touch $@
 
 demo: $(STAMP)
@@ -37,6 +67,21 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+# The interpreter is chosen when a kernel is decorated, so this needs a process of its own.
+test-triton: $(STAMP)
+	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest tests/conformance/triton $(ARGS)
+
+compile: $(STAMP)
+	$(VENV)/bin/hal compile $(ARGS)
+
+test-xpu: $(XPU_STAMP)
+	OCL_ICD_VENDORS=$(CURDIR)/$(XPU_ICD) LD_LIBRARY_PATH=$(CURDIR)/$(XPU_VENV)/lib \
+	  $(XPU_VENV)/bin/python -m pytest tests/xpu $(ARGS)
+	$(XPU_VENV)/bin/hal compile $(addprefix --device xpu:,pvc bmg)
+
+test-ipex: $(IPEX_STAMP)
+	$(IPEX_VENV)/bin/python -m pytest tests/conformance/vendors/test_real.py $(ARGS)
 
 lint: lint-ruff lint-format lint-types lint-imports
 
@@ -56,4 +101,4 @@ package: $(STAMP)
 	$(VENV)/bin/python tests/packaging/check_wheel.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(XPU_VENV) $(IPEX_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

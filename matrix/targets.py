@@ -49,16 +49,16 @@ def make_target(compiler: Compiler, arch: Arch, properties: Mapping[str, object]
         return GPUTarget(compiler.backend, int("".join(filter(str.isdigit, arch.name))), arch.warp_size)
     if compiler.arch_as == "name":
         return GPUTarget(compiler.backend, arch.name, arch.warp_size)
-    _answer_for_driver(compiler, arch.name)
+    _answer_for_driver(compiler)
     return GPUTarget(compiler.backend, {"name": arch.name, **(properties or compiler.properties)}, arch.warp_size)
 
 
-def _answer_for_driver(compiler: Compiler, arch: str) -> None:
-    """Let a compiler that would build a library against a driver, only to name the arch, have the name without it."""
+def _answer_for_driver(compiler: Compiler) -> None:
+    """Let a compiler that would build a library against a driver, only to name the device, find no name and ask no further."""
     from triton.backends import backends
 
     def parse_device_arch(_number: int) -> str:
-        return arch
+        return ""
 
     def compile_module_from_src(_source: str, _name: str) -> SimpleNamespace:
         return SimpleNamespace(parse_device_arch=parse_device_arch)

@@ -90,8 +90,8 @@ def _show_target(target: str, rows: Sequence[KernelRow], console: Console) -> No
 def _say_limits(arch: Arch) -> str:
     shared, registers = arch.shared_memory_bytes, arch.registers_per_thread
     words = [arch.sample_part] if arch.sample_part else []
-    words += [f"{shared:,} bytes of shared memory"] if shared is not None else []
-    words += [f"{registers} registers per thread"] if registers is not None else []
+    words += [f"{shared:,} bytes shared"] if shared is not None else []
+    words += [f"{registers} registers a thread"] if registers is not None else []
     return ", ".join(words)
 
 

@@ -22,7 +22,8 @@ from .portable import CAPABILITIES, EXECUTION_MODES, EXTENSIONS, without_hints
 
 (PROOF,) = [proof for proof in read_fleet() if proof.proof == "spirv"]
 SUBGROUP_SIZE = 35
-KNOWN_CAPABILITIES = {4, 5, 6, 7, 8, 11, 22, 39, 58, 63, 5619, 5892, 6115}
+# Kernels with 8 to 64-bit numbers, sub-groups and their shuffles and reductions, and the vendor's bfloat16 and kernel attributes.
+KNOWN_CAPABILITIES = {4, 5, 6, 7, 8, 11, 22, 39, 58, 63, 66, 67, 5619, 5892, 6115}
 KNOWN_EXTENSIONS = {"SPV_INTEL_bfloat16_conversion", "SPV_INTEL_kernel_attributes", "SPV_INTEL_vector_compute"}
 
 
