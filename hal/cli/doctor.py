@@ -139,7 +139,7 @@ def examine_libraries() -> list[Section]:
     """Each vendor library: its version, and whether it really loads, tried in a process of its own."""
     declared: dict[str, Library] = {}
     for cls in backends().values():
-        declared.update({library.name: library for library in cls.libraries})
+        declared.update({library.name: library for library in (*cls.libraries, *cls.alternatives)})
     return [_examine_library(library) for _, library in sorted(declared.items())]
 
 
