@@ -19,6 +19,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from .careless import Careless
 
+pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
 PROOFS = {proof.platform: proof for proof in read_fleet()}
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from hal.cli import main
 from hal.common.registry import backends, platforms
 from hal.matrix import read_fleet, support_table
+from hal.matrix.build import READERS
 
 
 def test_every_platform_has_a_file() -> None:
@@ -18,6 +20,29 @@ def test_every_platform_has_a_file() -> None:
 @pytest.mark.parametrize("proof", read_fleet(), ids=lambda proof: proof.platform)
 def test_archs_to_prove_are_in_the_table(proof) -> None:
     assert set(proof.archs) <= {arch.name for arch in platforms()[proof.platform].archs()}
+
+
+@pytest.mark.parametrize("proof", read_fleet(), ids=lambda proof: proof.platform)
+def test_what_is_compiled_has_a_compiler_and_a_reader(proof) -> None:
+    assert (proof.compiler is None) == (proof.proof == "run")
+    assert proof.proof == "run" or proof.proof in READERS
+
+
+BROKEN = {
+    "key": ('proof = "run"\narchs = []\nnote = 1', r"matrix/new.toml has the keys \['archs', 'note', 'proof'\]"),
+    "proof": ('proof = "faith"\narchs = []', "proof is 'faith'; expected one of run, cubin"),
+    "no_compiler": ('proof = "cubin"\narchs = []', "the proof 'cubin' needs a compiler"),
+    "compiler_to_run": ('proof = "run"\narchs = []\n[compiler]\nname = "a"', "the proof 'run' needs no compiler"),
+    "arch_as": ('proof = "cubin"\narchs = []\n[compiler]\narch_as = "guess"', "arch_as 'guess'; expected name, backend"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_named(text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "new.toml").write_text(text)
+    monkeypatch.setattr("hal.matrix.fleet.files", lambda _: tmp_path)
+    with pytest.raises(ValueError, match=said):
+        read_fleet()
 
 
 def test_support_table_has_every_arch_once() -> None:
