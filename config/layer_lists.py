@@ -30,6 +30,7 @@ def check_length(fields: Fields, field: str, items: Sequence[object], num_layers
 
 
 def listed(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """`layer_types`, where the config itself states them."""
     items = fields.sequence("layer_types") if fields.states("layer_types") else None
     if items is None:
         return None
@@ -53,6 +54,7 @@ def attention_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 
 def compressed(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """DeepSeek-V4: a compress ratio per layer, 0 for those that keep only a window."""
     ratios = fields.sequence("compress_ratios")
     if ratios is None:
         return None
@@ -63,6 +65,7 @@ def compressed(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 
 def pattern_string(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """Nemotron-H: `hybrid_override_pattern`, one mark per layer; bars between them count for nothing."""
     pattern = fields.text("hybrid_override_pattern")
     if pattern is None:
         return None
@@ -74,6 +77,7 @@ def pattern_string(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 
 def marked_kind(mark: object, where: str) -> str:
+    """The type that one mark of a pattern string stands for. ConfigError: a mark that stands for none."""
     kind = PATTERN_CHARS.get(mark) if isinstance(mark, str) else None
     if kind is None:
         raise ConfigError(f"{where} holds {mark!r}, expected one of {' '.join(PATTERN_CHARS)}")
@@ -103,6 +107,7 @@ def indexed(field: str, on: str, off: str) -> Rule:
 
 
 def index_set(fields: Fields, field: str) -> frozenset[int]:
+    """The layer numbers that a field lists; empty where it lists none. ConfigError: an entry that is no layer number."""
     items = fields.sequence(field) or ()
     wrong = [item for item in items if not isinstance(item, int) or isinstance(item, bool) or item < 0]
     if wrong:
@@ -120,6 +125,7 @@ def linear_config(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 
 def block_sparse(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """`sparse_attention_config`: a mark per layer that attends to blocks of keys; the others attend in full."""
     group = fields.nested("sparse_attention_config")
     marks = group.read("sparse_attention_freq") if group else MISSING
     if group is None or not isinstance(marks, (list, tuple)) or group.read("use_sparse_attention") is False:

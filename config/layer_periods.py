@@ -19,6 +19,7 @@ RECURRENT_TRAITS = ("state_size", "ssm_state_size", "d_state", "attention_hidden
 
 
 def cycled(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """RecurrentGemma: `block_types`, repeated; full attention slides where there is a window."""
     items = fields.sequence("block_types")
     if items is None:
         return None
@@ -53,6 +54,7 @@ def sliding_pattern(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 
 def offset_period(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """Jamba: every `attn_layer_period`-th layer attends, from `attn_layer_offset` on."""
     period = _period(fields, "attn_layer_period")
     if period is None:
         return None
@@ -82,6 +84,7 @@ def default_list(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 
 def filled_in(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """The pattern of layer types that the type itself fills in, unless the config itself switches windows on."""
     pattern = fields.known.patterns.get("layer_types")
     switched = "use_sliding_window" in fields.known.fields and fields.states("use_sliding_window")
     if pattern is None or (switched and fields.flag("use_sliding_window")):
@@ -90,6 +93,7 @@ def filled_in(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 
 def recurrent(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """State-space and recurrent models: no layer attends."""
     if fields.raw("num_attention_heads") is not MISSING and fields.raw("qk_dim_factor") is MISSING and not _only_state(fields):
         return None
     marks = [name for name in RECURRENT_TRAITS if fields.raw(name) not in (MISSING, None)]

@@ -48,8 +48,8 @@ def read_facts(cls: Any) -> dict[str, Any]:
     """What is special about a type's attention; empty where nothing is.
 
     sink: layer types with sinks, "" for all. scale: a fixed softmax scale. scale_power: the power of head_dim that it
-    is; scale_times: a factor on top of it.
-    causal: what every attention module says. position_bias: "relative" or "alibi". kv_heads_times: KV heads of a layer type as a multiple of the config's.
+    is; scale_times: a factor on top of it. causal: what every attention module says. position_bias: "relative" or
+    "alibi". kv_heads_times: KV heads of a layer type as a multiple of the config's.
     """
     config, model = _build_model(cls)
     if model is None:

@@ -16,8 +16,8 @@ _ALIGNMENT = 64
 class Staging:
     """Persistent arrays: .host[name] is a numpy view to fill, .device[name] the tensor that has it after upload().
 
-    On the CPU both are the same memory and nothing is copied. Arrays keep their addresses for life. Regions are uploaded
-    in the order given, up to the last one in use, so the large ones belong last.
+    On the CPU both are the same memory and nothing is copied. Arrays keep their addresses for life. An upload copies all
+    regions, whatever a step used of them.
     """
 
     def __init__(self, regions: Mapping[str, tuple[tuple[int, ...], str]], device: str) -> None:
