@@ -105,40 +105,43 @@ def _find_device(entry: str, identifiers: Sequence[str]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
-    """Which accelerators a torch was built for: a version each, or None."""
+    """A torch's version, and that of the accelerator runtime it was built for; None where it was built without."""
 
     version: str
-    cuda: str | None = None
-    hip: str | None = None
-    xpu: str | None = None
+    runtime: str | None = None
 
 
-def read_torch_build(findings: Findings) -> TorchBuild | None:
-    """How the installed torch was built, from its loaded version module or the file itself: it is never imported here."""
+def read_torch_build(built_for: str, findings: Findings) -> TorchBuild | None:
+    """How the installed torch was built, from its loaded version module or the file itself: it is never imported here.
+
+    built_for: the name under which torch.version holds the runtime's version.
+    """
     loaded = getattr(sys.modules.get("torch"), "version", None)
     if loaded is not None:
-        names = {name: getattr(loaded, name, None) for name in ("cuda", "hip", "xpu")}
-        return TorchBuild(version=str(getattr(loaded, "__version__", "unknown")), **names)
+        return TorchBuild(version=str(getattr(loaded, "__version__", "unknown")), runtime=getattr(loaded, built_for, None))
     spec = findings.attempt("torch", lambda: importlib.util.find_spec("torch"))
     if spec is None or not spec.origin:
         return None
-    return findings.attempt("torch's version file", lambda: _parse_version(Path(spec.origin or "").parent / "version.py"))
+    path = Path(spec.origin).parent / "version.py"
+    return findings.attempt("torch's version file", lambda: _parse_version(path, built_for))
 
 
-def _parse_version(path: Path) -> TorchBuild:
+def _parse_version(path: Path, built_for: str) -> TorchBuild:
     values: dict[str, Any] = {}
     for statement in parse(path.read_text(encoding="utf-8")).body:
         target = statement.targets[0] if isinstance(statement, Assign) else getattr(statement, "target", None)
         if isinstance(statement, (Assign, AnnAssign)) and isinstance(target, Name) and isinstance(statement.value, Constant):
             values[target.id] = statement.value.value
-    names = {name: values.get(name) for name in ("cuda", "hip", "xpu")}
-    return TorchBuild(version=str(values.get("__version__", "unknown")), **names)
+    return TorchBuild(version=str(values.get("__version__", "unknown")), runtime=values.get(built_for))
 
 
 def place_rows(rows: Sequence[Row], device_type: str, built_for: str, findings: Findings) -> list[Row]:
-    """The rows with torch's names of the devices, in order; None, and a finding, where torch cannot use them."""
-    build = read_torch_build(findings) if rows else None
-    usable = build is not None and getattr(build, built_for) is not None
+    """The rows with torch's names of the devices, in order; None, and a finding, where torch cannot use them.
+
+    built_for: torch.version's name of the runtime that the devices need.
+    """
+    build = read_torch_build(built_for, findings) if rows else None
+    usable = build is not None and build.runtime is not None
     if rows and not usable:
         have = f"torch {build.version} is built without {built_for}" if build is not None else "torch is not installed"
         findings.add(f"{len(rows)} devices are here and {have}: they can be planned for, not used")
