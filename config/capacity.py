@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .errors import InputError
 from .sizes import attention_row_bytes, kv_heads_on_rank
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def layer_bytes(layer: LayerShape, length: int, kv_layout: str, dtype: object, t
 def kv_bytes(shape: ModelShape, length: int, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
     """Bytes that a sequence of this many tokens keeps on one rank over all layers, index keys included."""
     if length < 0:
-        raise ValueError(f"length is {length}; expected a number of tokens")
+        raise InputError(f"length is {length}; expected a number of tokens")
     return sum(layer_bytes(layer, length, kv_layout, dtype, tp) for layer in shape.layers)
 
 
@@ -34,7 +35,7 @@ def max_tokens(
 ) -> int | None:
     """The longest length that num_seqs sequences can all have in this memory; None where no length is too long."""
     if num_seqs < 1:
-        raise ValueError(f"num_seqs is {num_seqs}; expected at least 1")
+        raise InputError(f"num_seqs is {num_seqs}; expected at least 1")
     budget = memory_bytes // num_seqs
     if kv_bytes(shape, UNBOUNDED, kv_layout, dtype, tp) <= budget:
         return None

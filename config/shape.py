@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .capacity import cross_kv_bytes_per_token, kv_bytes, max_tokens
+from .errors import InputError, UnknownLayerError
 from .sizes import (
     attention_row_bytes,
     compressed_row_bytes,
@@ -113,7 +114,7 @@ class LayerShape:
     def kv_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
         """Bytes of one cached token of this layer on one rank; 0 where it owns no KV.
 
-        ValueError: a layout that the kind cannot use.
+        InputError: a layout that the kind cannot use.
         """
         if not self.owns_kv:
             return 0
@@ -126,7 +127,7 @@ class LayerShape:
             return attention_row_bytes(heads, self.head_dim, self.v_head_dim, dtype)
         if kv_layout == "kv_fp8":
             return attention_row_bytes(heads, self.head_dim, self.v_head_dim, "float8_e4m3fn")
-        raise ValueError(f"layer {self.layer_id} (attention) cannot be cached as {kv_layout!r}; use 'kv' or 'kv_fp8'")
+        raise InputError(f"layer {self.layer_id} (attention) cannot be cached as {kv_layout!r}; use 'kv' or 'kv_fp8'")
 
     def index_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16") -> int:
         """Bytes of index keys per cached token of this layer; 0 where it scores nothing.
@@ -148,7 +149,7 @@ def _mla_bytes(mla: MLAShape, kv_layout: str, dtype: object) -> int:
         return latent_row_bytes(mla.kv_lora_rank, mla.qk_rope_head_dim, "float8_e4m3fn")
     if kv_layout == "fp8_ds_mla":
         return fp8_ds_mla_row_bytes(mla.kv_lora_rank, mla.qk_rope_head_dim)
-    raise ValueError(f"an MLA layer cannot be cached as {kv_layout!r}; use 'latent', 'latent_fp8' or 'fp8_ds_mla'")
+    raise InputError(f"an MLA layer cannot be cached as {kv_layout!r}; use 'latent', 'latent_fp8' or 'fp8_ds_mla'")
 
 
 def _compressed_bytes(layer: LayerShape, kv_layout: str, dtype: object) -> int:
@@ -156,7 +157,7 @@ def _compressed_bytes(layer: LayerShape, kv_layout: str, dtype: object) -> int:
         return latent_row_bytes(layer.head_dim, 0, dtype)
     if kv_layout == "compressed":
         return compressed_row_bytes(layer.head_dim, layer.rope_head_dim or 0)
-    raise ValueError(f"a compressed layer cannot be cached as {kv_layout!r}; use 'compressed'")
+    raise InputError(f"a compressed layer cannot be cached as {kv_layout!r}; use 'compressed'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +183,10 @@ class ModelShape:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def layer(self, layer_id: int) -> LayerShape:
-        """Layer by id; ids from num_layers on are the draft (MTP) layers. IndexError names the valid range."""
+        """Layer by id; ids from num_layers on are the draft (MTP) layers. UnknownLayerError has the valid range."""
         known = self.layers + self.draft_layers
         if not 0 <= layer_id < len(known):
-            raise IndexError(
+            raise UnknownLayerError(
                 f"layer {layer_id} is not in this model: ids 0 to {self.num_layers - 1}, "
                 f"and {len(self.draft_layers)} draft layers after them"
             )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from .dtypes import item_size
+from .errors import InputError
 
 
 def kv_heads_on_rank(num_kv_heads: int, tp: int) -> int:
     """KV heads that one tensor-parallel rank stores: divided, or replicated when there are fewer heads than ranks."""
     if tp < 1:
-        raise ValueError(f"tp is {tp}; expected at least 1")
+        raise InputError(f"tp is {tp}; expected at least 1")
     if num_kv_heads % tp and tp % num_kv_heads:
-        raise ValueError(
+        raise InputError(
             f"{num_kv_heads} KV heads can neither be divided over nor replicated to {tp} ranks; "
             "use a tp that divides them or is a multiple of them"
         )

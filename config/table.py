@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .shape import LayerShape, ModelShape
 
+SIZED_IN = "bfloat16"
+"""The type that the table gives sizes in, whatever the model's own is: tables of two models compare."""
+
 HEADER = ("layers", "count", "kind", "heads", "kv", "K x V", "sees", "B/token", "notes")
 WIDTH = 100
 MOST_RUNS = 3
@@ -61,6 +64,7 @@ def _title(shape: ModelShape) -> str:
         "tied embeddings" if shape.tie_word_embeddings else "",
         f"up to {shape.max_position_embeddings} positions" if shape.max_position_embeddings else "",
         f"text part in {shape.text_path}" if shape.text_path else "",
+        f"B/token in {SIZED_IN}",
     ]
     return textwrap.fill(", ".join(part for part in parts if part), WIDTH)
 
@@ -72,7 +76,7 @@ def _row(group: list[LayerShape]) -> tuple[str, ...]:
         return (runs, count, layer.kind, "", "", "", "", "0", "no attention")
     cached = f"{layer.mla.kv_lora_rank}+{layer.mla.qk_rope_head_dim}" if layer.mla else str(layer.num_kv_heads)
     widths = f"{layer.head_dim} x {layer.v_head_dim}"
-    size = layer.kv_bytes_per_token() + layer.index_bytes_per_token()
+    size = layer.kv_bytes_per_token(dtype=SIZED_IN) + layer.index_bytes_per_token(dtype=SIZED_IN)
     return (runs, count, layer.kind, str(layer.num_heads), cached, widths, _sees(layer), str(size), ", ".join(_notes(layer)))
 
 

@@ -15,7 +15,7 @@ from hal.common.limits import Limits
 from hal.common.parallel import Parallel
 from hal.common.plan import Plan, plan
 from hal.config import ModelShape, read_shape
-from hal.config.dtypes import dtype_name
+from hal.config.dtypes import model_dtype_name
 
 from .binding import Step
 from .build import build_module, read_model
@@ -101,7 +101,7 @@ def _plan(
             f"hal.models serves one rank so far; parallel asks for tp={parallel.tp}, dcp={parallel.dcp}. "
             "hal.plan() can already size it"
         )
-    chosen = dtype_name(dtype or shape.dtype or "float32")
+    chosen = model_dtype_name(dtype or shape.dtype or "float32")
     return plan(shape, device, limits=limits, dtype=chosen, backend=backend)
 
 

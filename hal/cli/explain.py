@@ -16,7 +16,7 @@ from hal.common.registry import backends
 from hal.common.request import Request
 from hal.common.selection import Selection, select
 from hal.config import LayerShape, ModelShape, read_shape
-from hal.config.dtypes import dtype_name
+from hal.config.dtypes import model_dtype_name
 
 from .console import InputError, check_backend_name, checked, make_console, print_json
 from .words import group_alike
@@ -113,7 +113,7 @@ def explain(question: Question) -> Explanation:
     check_backend_name(question.backend)
     terms = Explanation(
         shape=shape,
-        dtype=checked(dtype_name, question.dtype if question.dtype != "auto" else shape.dtype or DEFAULT_DTYPE),
+        dtype=checked(model_dtype_name, question.dtype if question.dtype != "auto" else shape.dtype or DEFAULT_DTYPE),
         kv_layout=question.kv_layout,
         backend=question.backend,
         limits=_limits(question, shape),

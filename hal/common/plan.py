@@ -8,7 +8,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from hal.config import LayerShape, ModelShape
-from hal.config.dtypes import dtype_name
+from hal.config.dtypes import model_dtype_name
 
 from .device import Device, detect
 from .layouts import Layout, block_table_width, layer_index_layout, layer_layout
@@ -195,7 +195,7 @@ def plan(
     device = _resolve_device(device)
     limits = limits or _default_limits(shape)
     parallel = parallel or Parallel()
-    dtype = dtype_name(dtype or shape.dtype or "bfloat16")
+    dtype = model_dtype_name(dtype or shape.dtype or "bfloat16")
     if software is None and device.present:
         software = installed()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hal.config import LayerShape
-from hal.config.dtypes import dtype_name
+from hal.config.dtypes import model_dtype_name
 
 from .device import Device
 from .errors import InputError
@@ -35,7 +35,7 @@ class Request:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", dtype_name(self.dtype))
+        object.__setattr__(self, "dtype", model_dtype_name(self.dtype))
         if self.graphs not in GRAPH_LEVELS:
             raise InputError(f"graphs is {self.graphs!r}; expected one of {', '.join(GRAPH_LEVELS)}")
         if self.num_spec_tokens < 0:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.config import read_shape
+from hal.config import HalError, ModelShape, read_shape
+from hal.config.dtypes import model_dtype_name
+from hal.config.errors import InputError
 
 BASE = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 100}
 V3 = {"num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "vocab_size": 129280, "kv_lora_rank": 512}
@@ -45,8 +48,36 @@ def test_kv_heads_are_divided_or_replicated(tp: int, heads: int) -> None:
     ids=["gqa", "mla", "compressed", "unknown"],
 )
 def test_layouts_that_do_not_fit_are_errors(config: dict[str, Any], layout: str) -> None:
-    with pytest.raises(ValueError, match=layout):
+    with pytest.raises(InputError, match=layout):
         read_shape(config).kv_bytes_per_token(layout)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda shape: shape.kv_bytes(-1), "length is -1"),
+        (lambda shape: shape.max_tokens(10**9, num_seqs=0), "num_seqs is 0"),
+        (lambda shape: shape.kv_bytes_per_token(tp=0), "tp is 0"),
+        (lambda shape: shape.kv_bytes_per_token(tp=3), "2 KV heads.*3 ranks"),
+        (lambda shape: shape.kv_bytes_per_token(dtype="bf16"), "unknown dtype 'bf16'.*did you mean"),
+    ],
+    ids=["length", "sequences", "no-ranks", "ranks", "dtype"],
+)
+def test_questions_that_make_no_sense_are_input_errors(call: Callable[[ModelShape], object], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        call(read_shape(BASE))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "uint8", "int8", None], ids=str)
+def test_types_for_storage_are_not_offered_to_models(name: object) -> None:
+    with pytest.raises(InputError, match=r"expected one of float16, bfloat16, float32, float64$"):
+        model_dtype_name(name)
+
+
+def test_a_layer_that_is_not_there_is_an_index_error_of_hals() -> None:
+    with pytest.raises(IndexError, match=r"layer 99.*ids 0 to 3") as caught:
+        read_shape(BASE).layer(99)
+    assert isinstance(caught.value, HalError)
 
 
 def test_index_keys() -> None:
@@ -94,7 +125,7 @@ def test_table_groups_equal_layers() -> None:
         V32 | {"index_topk_freq": 4, "index_skip_topk_offset": 3, "num_nextn_predict_layers": 1, "model_type": "x"}
     )
     lines = str(shape).splitlines()
-    assert lines[0] == "x, 61 layers, hidden 7168, vocabulary 129280, dtype open"
+    assert lines[0] == "x, 61 layers, hidden 7168, vocabulary 129280, dtype open, B/token in bfloat16"
     assert lines[2].startswith("0-2, 6, .., 58")
     assert "top 2048 reused" in lines[3]
     assert lines[4].startswith("draft 61")
