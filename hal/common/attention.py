@@ -121,12 +121,9 @@ class Attention:
         cache, group = self._cache(layer.kv_source)
         heads = layer.num_heads // self.plan.parallel.tp
         expected = self._expected(layer_id, metadata)
-        if not expected.fits(q, (heads, layer.head_dim)):
-            expected.check_activations(q=(q, (heads, layer.head_dim)))
-        if sink is not None or layer.sink:
-            expected.check_sink(layer, sink, heads)
-        if out is not None:
-            expected.check_out(out, (heads, layer.v_head_dim))
+        expected.check_activations(q=(q, (heads, layer.head_dim)))
+        expected.check_sink(layer, sink, heads)
+        expected.check_out(out, (heads, layer.v_head_dim))
         kernels = self._kernels[layer_id]
         if not layer.owns_kv:
             if k is not None or v is not None:
@@ -134,9 +131,7 @@ class Attention:
         elif k is None or v is None:
             raise BatchError(f"layer {layer_id} keeps its own KV, so it needs both k and v")
         else:
-            k_shape, v_shape = cache.layout.parts
-            if not (expected.fits(k, k_shape) and expected.fits(v, v_shape)):
-                expected.check_activations(k=(k, k_shape), v=(v, v_shape))
+            expected.check_activations(k=(k, cache.layout.parts[0]), v=(v, cache.layout.parts[1]))
             kernels("write_cache")(cache, metadata.groups[group].slot_mapping, k, v)
         out = _prepare_out(out, q, layer.v_head_dim, metadata)
         self._attend_pages(layer, kernels, cache, group, q, metadata, sink, out)

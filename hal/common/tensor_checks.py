@@ -20,10 +20,6 @@ class Expected:
     dtype: torch.dtype
     device: torch.device
 
-    def fits(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor is [tokens, *shape] in the plan's type: the quick look before a check that would say more."""
-        return tensor.dtype is self.dtype and tensor.shape == (self.tokens, *shape) and tensor.device.type == self.device.type
-
     def check_activations(self, **tensors: tuple[torch.Tensor, tuple[int, ...]]) -> None:
         """Nothing, or LayoutError for a tensor that is not [tokens, *shape] in the plan's type."""
         self._check(tensors, self.dtype)

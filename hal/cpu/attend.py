@@ -40,7 +40,8 @@ class _Tile:
 
 def scale_queries(q: torch.Tensor, num_kv_heads: int, softmax_scale: float) -> torch.Tensor:
     """q [tokens, heads, head_dim] scaled, in the type to compute in, as [tokens, kv_heads, heads per KV head, head_dim]."""
-    scaled = q.to(compute_dtype(q.dtype)) * softmax_scale
+    dtype = compute_dtype(q.dtype)
+    scaled = (q if q.dtype is dtype else q.to(dtype)) * softmax_scale
     return scaled.view(q.shape[0], num_kv_heads, q.shape[1] // num_kv_heads, q.shape[2])
 
 
@@ -104,11 +105,17 @@ def attend_single(
 
     q: a row of scale_queries' [kv_heads, group, head_dim].
     """
-    scores = torch.bmm(q, k.to(q.dtype).permute(1, 2, 0))
+    if k.dtype is not q.dtype:
+        k, v = k.to(q.dtype), v.to(q.dtype)
+    scores = torch.bmm(q, k.permute(1, 2, 0))
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
     weights, logs = normalise(scores, need_lse=lse is not None, may_be_empty=False)
-    out.copy_(torch.bmm(weights, v.to(q.dtype).transpose(0, 1)).view(out.shape))
+    values = v.transpose(0, 1)
+    if out.dtype is q.dtype and out.is_contiguous():
+        torch.bmm(weights, values, out=out.view(q.shape[0], q.shape[1], v.shape[2]))
+    else:
+        out.copy_(torch.bmm(weights, values).view(out.shape))
     if lse is not None and logs is not None:
         lse.copy_(logs.view(lse.shape))
 

@@ -44,7 +44,7 @@ class CPUBackend(Backend):
         # Here and not at the top of the file: torch is loaded when a backend is opened, not when it is registered.
         from . import cache, indexer, mask, merge, paged, sparse, topk, varlen
 
-        self._cache, self._indexer, self._mask, self._merge = cache, indexer, mask.Mask, merge
+        self._cache, self._indexer, self._make_mask, self._merge = cache, indexer, mask.make_mask, merge
         self._paged, self._sparse, self._topk, self._varlen = paged, sparse, topk, varlen
 
     def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
@@ -67,7 +67,7 @@ class CPUBackend(Backend):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        mask = self._mask(causal=causal, window=window, chunk=chunk)
+        mask = self._make_mask(causal, window, chunk)
         return self._paged.attend_pages(q, cache, batch, mask, softmax_scale, softcap, need_lse, out)
 
     def varlen_attention(
@@ -89,7 +89,7 @@ class CPUBackend(Backend):
         selected: torch.Tensor | None = None,
         first_key: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        mask = self._mask(causal=causal, window=window, chunk=None)
+        mask = self._make_mask(causal, window, None)
         return self._varlen.attend_varlen(
             q, k, v, q_start_loc, k_start_loc, mask, softmax_scale, softcap, need_lse, out, selected, first_key
         )

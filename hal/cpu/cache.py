@@ -24,7 +24,7 @@ def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor
     if cache.page_stride != cache.block_size:
         slots = slots // cache.block_size * cache.page_stride + slots % cache.block_size
     for view, part in zip(cache.parts, parts, strict=True):
-        view.index_copy_(0, slots, part.to(view.dtype))
+        view.index_copy_(0, slots, part if part.dtype is view.dtype else part.to(view.dtype))
 
 
 def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
+
+
+@cache
+def make_mask(causal: bool, window: int | None, chunk: int | None) -> Mask:
+    """The mask of a layer, the same object for every call."""
+    return Mask(causal=causal, window=window, chunk=chunk)
 
 
 class HiddenBlock(NamedTuple):
