@@ -14,9 +14,9 @@ from hal.common.parallel import Parallel
 from hal.config import ModelShape, read_shape
 from hal.matrix.compile import CompileReport, compile_models, fleet_devices, sample_models
 
-from .console import InputError, checked, make_console, print_json
+from .console import InputError, checked, fail, make_console, print_json
 
-FAILED, NOT_COMPILED = 1, 2
+FAILED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,9 @@ def run_compile(order: Order, *, as_json: bool) -> int:
         show(report, models, make_console())
     if any(row.faults for row in report.rows):
         return FAILED
-    return NOT_COMPILED if report.absent and (order.targets or not report.rows) else 0
+    if report.absent and (order.targets or not report.rows):
+        return fail("; ".join(f"{target} was not compiled: {reason}" for target, reason in report.absent.items()))
+    return 0
 
 
 def _read_models(configs: Sequence[Path]) -> Mapping[str, ModelShape]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from hal.common.environment import read_variable, warn_of_unknown_variables
+from hal.common.environment import read_variable, warn_of_mistakes
 from hal.common.registry import find_backend
 from hal.config import HalError
 
@@ -70,7 +70,7 @@ def start_logging() -> None:
     logger.setLevel(level.upper())
     if asked != level:
         logger.warning("HAL_LOG is %r; expected one of %s. Taking %s", asked, ", ".join(LEVELS), level)
-    warn_of_unknown_variables()
+    warn_of_mistakes()
 
 
 class _Once(logging.Filter):

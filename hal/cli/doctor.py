@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hal.common.device import Device, probe_platforms
-from hal.common.environment import VARIABLES, read_variable, unknown_variables
+from hal.common.environment import VARIABLES, find_mistakes, read_variable
 from hal.common.registry import backends, broken_plugins
 from hal.common.software import Library
 
@@ -109,10 +109,7 @@ def examine_environment() -> Section:
     """hal's variables, those that hide devices, and names that look like hal's and are not."""
     filters = {name: value for name, value in sorted(os.environ.items()) if name.endswith(DEVICE_FILTERS)}
     visible = [name for name in filters if name.endswith("_VISIBLE_DEVICES")]
-    warnings = [
-        f"{name} is not a variable hal reads" + (f"; did you mean {near}?" if near else "")
-        for name, near in unknown_variables().items()
-    ]
+    warnings = list(find_mistakes())
     if len(visible) > 1:
         warnings.append(f"{' and '.join(visible)} are all set: where one driver reads both, devices are filtered twice")
     return {

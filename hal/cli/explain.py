@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 from hal.common.device import Device, detect
@@ -107,7 +108,7 @@ def explain(question: Question) -> Explanation:
     """
     if not question.config.exists():
         raise InputError(f"{question.config} does not exist; give a config.json or the model folder that holds one")
-    if question.memory_gb is not None and question.memory_gb <= 0:
+    if question.memory_gb is not None and not (question.memory_gb > 0 and isfinite(question.memory_gb * GB)):
         raise InputError(f"--memory is {question.memory_gb:g}; expected a positive number of GB")
     shape = read_shape(question.config)
     check_backend_name(question.backend)
@@ -131,7 +132,9 @@ def _find_device(target: str) -> Device:
 
 
 def _limits(question: Question, shape: ModelShape) -> Limits:
-    longest = question.max_model_len or shape.max_position_embeddings or DEFAULT_LENGTH
+    longest = question.max_model_len
+    if longest is None:
+        longest = shape.max_position_embeddings or DEFAULT_LENGTH
     try:
         return Limits(longest, question.max_num_seqs, question.max_num_batched_tokens, question.block_size)
     except ValueError as error:

@@ -13,6 +13,7 @@ from hal.common.device import Device
 from hal.common.environment import read_variable
 from hal.common.limits import Limits
 from hal.config import ModelShape, read_shape
+from hal.config.dtypes import model_dtype_name
 
 from .console import InputError, check_backend_name, checked
 
@@ -43,6 +44,8 @@ def run_generate(prompt: Prompt) -> int:
         raise InputError(f"{prompt.folder} is not a folder; give a model folder with config.json and safetensors files")
     if prompt.device:
         checked(Device.from_arch, prompt.device)
+    if prompt.dtype != "auto":
+        checked(model_dtype_name, prompt.dtype)
     check_backend_name(prompt.backend)
     shape = read_shape(prompt.folder)
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]

@@ -52,10 +52,10 @@ class Device:
 
 
 def _find_arch(target: str) -> tuple[Platform, str]:
-    wanted_platform, _, wanted_arch = target.strip().rpartition(":")
+    wanted_platform, colon, wanted_arch = target.strip().rpartition(":")
     known = [(platform, row) for platform in platforms().values() for row in platform.archs()]
     for platform, row in known:
-        if wanted_platform in ("", platform.name) and wanted_arch in (row.name, *row.aliases):
+        if wanted_platform == (platform.name if colon else "") and wanted_arch in (row.name, *row.aliases):
             return platform, row.name
     names = [f"{p.name}:{row.name}" if row.name != p.name else p.name for p, row in known]
     choices = names + [row.name for _, row in known]

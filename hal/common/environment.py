@@ -14,6 +14,9 @@ VARIABLES = {
     "HAL_LOG": "log level of the command line: debug, info, warning, error",
 }
 
+SWITCHES = {"HAL_DEBUG": ("0", "1"), "HAL_STRICT_WARMUP": ("0", "1")}
+"""The values of those that are on or off; any other leaves one off."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -31,8 +34,20 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
     return {name: next(iter(difflib.get_close_matches(name, VARIABLES, n=1)), "") for name in sorted(unknown)}
 
 
-def warn_of_unknown_variables(environ: Mapping[str, str] | None = None) -> None:
-    """One log warning per unknown HAL_* name."""
+def find_mistakes(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """A sentence per unknown HAL_* name, and per switch whose value is neither on nor off."""
+    sentences = []
     for name, near in unknown_variables(environ).items():
         hint = f"; did you mean {near}?" if near else f"; known: {', '.join(VARIABLES)}"
-        _logger.warning("the environment variable %s is not one hal reads%s", name, hint)
+        sentences.append(f"the environment variable {name} is not one hal reads{hint}")
+    for name, accepted in SWITCHES.items():
+        value = read_variable(name, environ)
+        if value is not None and value not in accepted:
+            sentences.append(f"{name} is {value!r} and therefore off; expected {' or '.join(accepted)}")
+    return tuple(sentences)
+
+
+def warn_of_mistakes(environ: Mapping[str, str] | None = None) -> None:
+    """One log warning per mistake in hal's variables."""
+    for sentence in find_mistakes(environ):
+        _logger.warning("%s", sentence)

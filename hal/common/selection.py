@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .backend import CALLS_BY_FAMILY, PHASED_CALLS, Backend
 from .capabilities import Capabilities
-from .environment import read_variable, warn_of_unknown_variables
+from .environment import read_variable, warn_of_mistakes
 from .errors import InputError, NoBackend
 from .reason import Reason
 from .refusal import explain_refusal
@@ -45,7 +45,7 @@ def select(request: Request, backend: str | None = None) -> Selection:
 
     NoBackend carries every backend's reasons; ValueError for a backend name that is not registered.
     """
-    warn_of_unknown_variables()
+    warn_of_mistakes()
     verdicts = supports_combination(request)
     source = "argument"
     if backend is None:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from hal.common.environment import VARIABLES, read_variable, unknown_variables, warn_of_unknown_variables
+from hal.common.environment import VARIABLES, read_variable, unknown_variables, warn_of_mistakes
 
 
 @pytest.mark.parametrize("name", ["HAL_BACKEND", "HAL_DEBUG", "HAL_STRICT_WARMUP"])
@@ -40,14 +40,25 @@ def test_unknown_names_are_found_with_a_suggestion(name: str, near: str) -> None
 
 def test_a_warning_has_the_suggestion_or_the_list(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="hal"):
-        warn_of_unknown_variables({"HAL_BAKEND": "x", "HAL_ZZZZZZZZZZ": "x"})
+        warn_of_mistakes({"HAL_BAKEND": "x", "HAL_ZZZZZZZZZZ": "x"})
     first, second = (record.getMessage() for record in caplog.records)
     assert "HAL_BAKEND" in first
     assert "HAL_BACKEND?" in first
     assert all(name in second for name in ["HAL_ZZZZZZZZZZ", *VARIABLES])
 
 
+@pytest.mark.parametrize("name", ["HAL_DEBUG", "HAL_STRICT_WARMUP"])
+@pytest.mark.parametrize(("value", "is_odd"), [("yes", True), ("true", True), ("0", False), ("1", False), ("", False)])
+def test_a_switch_that_is_neither_on_nor_off_is_pointed_out(
+    name: str, value: str, is_odd: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="hal"):
+        warn_of_mistakes({name: value})
+    sentences = [f"{name} is {value!r} and therefore off; expected 0 or 1"] if is_odd else []
+    assert [record.getMessage() for record in caplog.records] == sentences
+
+
 def test_known_names_pass_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="hal"):
-        warn_of_unknown_variables(dict.fromkeys(VARIABLES, "1"))
+        warn_of_mistakes(dict.fromkeys(VARIABLES, "1"))
     assert caplog.records == []
