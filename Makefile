@@ -20,7 +20,7 @@ TARGETS := --device cuda:sm_90 --device rocm:gfx942 --device xpu:pvc --device cp
 help:
 	@echo "make demo      fetch SmolLM2-135M, look at this machine, plan for four platforms, answer a question"
 	@echo "make test      run the tests (ARGS='tests/unit -k name' narrows them)"
-	@echo "make test-triton  hold the portable kernels to the contract in Triton's interpreter"
+	@echo "make test-triton  hold the portable kernels, and adapters over them, to the contract in Triton's interpreter"
 	@echo "make compile      compile the portable kernels for every arch and judge their figures"
 	@echo "make test-xpu     compile them for Intel GPUs and run the result on the CPU, in an environment of its own"
 	@echo "make test-ipex    run the adapter of Intel's extension on the CPU, in an environment of its own (7 GB)"
@@ -70,7 +70,8 @@ test: $(STAMP)
 
 # The interpreter is chosen when a kernel is decorated, so this needs a process of its own.
 test-triton: $(STAMP)
-	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest tests/conformance/triton $(ARGS)
+	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest tests/conformance/triton \
+	  tests/conformance/vendors/test_steps.py $(ARGS)
 
 compile: $(STAMP)
 	$(VENV)/bin/hal compile $(ARGS)
