@@ -29,6 +29,8 @@ EXPLAIN_EXAMPLES = """Examples:
 
   hal explain config.json --device cuda:sm_90 --device rocm:gfx942 --memory 80
 
+  hal explain config.json --device sm_90 --software flash_attn_3=3.0.0,flash_attn=2.8.3
+
   hal explain config.json --device xpu:pvc --tp 2 --dtype float16 --json
 """
 GENERATE_EXAMPLES = """Examples:
@@ -98,6 +100,13 @@ def explain(
         float | None,
         typer.Option(help="GB for the KV cache on each rank; gives the capacity in tokens."),
     ] = None,
+    software: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VERSION,...",
+            help="Vendor libraries to take as installed for devices that are not here, or none. Default: every one.",
+        ),
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest request. Default: the model's.")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Requests per step.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
@@ -118,6 +127,7 @@ def explain(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        software=tuple(software or ()),
     )
     raise typer.Exit(run_explain(question, as_json=as_json))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hal.common.device import Device, probe_platforms
 from hal.common.environment import VARIABLES, find_mistakes, read_variable
-from hal.common.registry import backends, broken_plugins
+from hal.common.registry import backends, broken_plugins, known_libraries
 from hal.common.software import Library
 
 from .console import make_console, print_json
@@ -134,10 +134,7 @@ def examine_platforms() -> list[Section]:
 
 def examine_libraries() -> list[Section]:
     """Each vendor library: its version, and whether it really loads, tried in a process of its own."""
-    declared: dict[str, Library] = {}
-    for cls in backends().values():
-        declared.update({library.name: library for library in (*cls.libraries, *cls.alternatives)})
-    return [_examine_library(library) for _, library in sorted(declared.items())]
+    return [_examine_library(library) for _, library in sorted(known_libraries().items())]
 
 
 def _examine_library(library: Library) -> Section:

@@ -16,10 +16,12 @@ from hal.common.reason import Reason
 from hal.common.registry import backends
 from hal.common.request import Request
 from hal.common.selection import Selection, select
+from hal.common.software import Software
 from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name
 
 from .console import InputError, check_backend_name, checked, make_console, print_json
+from .declared import read_software
 from .words import group_alike
 
 DEFAULT_DTYPE = "bfloat16"
@@ -42,6 +44,7 @@ class Question:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 8192
+    software: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +63,35 @@ class LayerAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Tokens that fit in a memory beside the plan's workspace, or in all of it where there is no plan.
+
+    one_request: the longest that one request could be; each_request: that num_seqs could all be; None where no length is too
+    long. pool_tokens: what the plan's pools hold over all requests, None without a plan.
+    """
+
+    memory_bytes: int
+    num_seqs: int
+    one_request: int | None
+    each_request: int | None
+    pool_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAnswer:
     """One device; sizes are one rank's. plan is None, with `refusal` saying why, where some layer has no backend.
 
-    max_tokens is None without a memory size; without a plan it leaves no room for a workspace.
+    software: what the answer takes to be installed, None for every library. capacity is None without a memory size.
     """
 
     device: Device
+    software: Software | None
     layers: tuple[LayerAnswer, ...]
     plan: Plan | None
     refusal: str
     kv_bytes_per_token: int
     index_bytes_per_token: int
-    memory_bytes: int | None
-    max_tokens: int | None
+    capacity: Capacity | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +104,7 @@ class Explanation:
     backend: str | None
     limits: Limits
     parallel: Parallel
+    software: Software | None
     devices: tuple[DeviceAnswer, ...]
 
 
@@ -119,6 +138,7 @@ def explain(question: Question) -> Explanation:
         backend=question.backend,
         limits=_limits(question, shape),
         parallel=checked(Parallel, question.tp),
+        software=read_software(question.software),
         devices=(),
     )
     devices = [_find_device(target) for target in question.targets] or detect()
@@ -142,29 +162,43 @@ def _limits(question: Question, shape: ModelShape) -> Limits:
 
 
 def _explain_device(terms: Explanation, device: Device, memory_gb: float | None) -> DeviceAnswer:
-    layers = tuple(_explain_layer(terms, device, layer, ids) for layer, ids in group_alike(terms.shape.layers))
-    made, refusal = _plan(terms, device)
+    software = installed() if device.present else terms.software
+    layers = tuple(_explain_layer(terms, device, software, layer, ids) for layer, ids in group_alike(terms.shape.layers))
+    made, refusal = _plan(terms, device, software)
     tp = terms.parallel.tp
     kv_bytes = checked(lambda layout: terms.shape.kv_bytes_per_token(layout, terms.dtype, tp), terms.kv_layout)
     index_bytes = terms.shape.index_bytes_per_token(dtype=terms.dtype)
     memory = int(memory_gb * GB) if memory_gb is not None else device.memory_bytes
-    tokens = None
-    if memory is not None:
-        tokens = made.max_tokens(memory) if made is not None else memory // max(1, kv_bytes + index_bytes)
     return DeviceAnswer(
         device=device,
+        software=software,
         layers=layers,
         plan=made,
         refusal=refusal,
         kv_bytes_per_token=kv_bytes,
         index_bytes_per_token=index_bytes,
-        memory_bytes=memory,
-        max_tokens=tokens,
+        capacity=None if memory is None else _measure_capacity(terms, memory, made),
     )
 
 
-def _explain_layer(terms: Explanation, device: Device, layer: LayerShape, ids: tuple[int, ...]) -> LayerAnswer:
-    software = installed() if device.present else None
+def _measure_capacity(terms: Explanation, memory: int, made: Plan | None) -> Capacity:
+    room = max(0, memory - (made.workspace_bytes if made is not None else 0))
+    one, each = (
+        terms.shape.max_tokens(room, terms.kv_layout, terms.dtype, terms.parallel.tp, num_seqs)
+        for num_seqs in (1, terms.limits.max_num_seqs)
+    )
+    return Capacity(
+        memory_bytes=memory,
+        num_seqs=terms.limits.max_num_seqs,
+        one_request=one,
+        each_request=each,
+        pool_tokens=made.max_tokens(memory) if made is not None else None,
+    )
+
+
+def _explain_layer(
+    terms: Explanation, device: Device, software: Software | None, layer: LayerShape, ids: tuple[int, ...]
+) -> LayerAnswer:
     request = Request(layer, device, terms.dtype, terms.kv_layout, terms.limits.block_size, terms.parallel, software=software)
     if layer.kind in ("none", "cross"):
         return LayerAnswer(layer=layer, layer_ids=ids, family=request.family, selection=None, rejected={})
@@ -185,7 +219,7 @@ def _explain_layer(terms: Explanation, device: Device, layer: LayerShape, ids: t
     )
 
 
-def _plan(terms: Explanation, device: Device) -> tuple[Plan | None, str]:
+def _plan(terms: Explanation, device: Device, software: Software | None) -> tuple[Plan | None, str]:
     try:
         made = plan(
             terms.shape,
@@ -195,6 +229,7 @@ def _plan(terms: Explanation, device: Device) -> tuple[Plan | None, str]:
             dtype=terms.dtype,
             kv_layout=terms.kv_layout,
             backend=terms.backend,
+            software=software,
         )
     except NoBackend as refusal:
         return None, str(refusal)

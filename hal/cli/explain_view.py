@@ -13,10 +13,12 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from hal.common.plan import Plan
 from hal.common.reason import Reason
 from hal.common.registry import backends
+from hal.config import LayerShape
 
-from .explain import DeviceAnswer, Explanation, LayerAnswer
+from .explain import Capacity, DeviceAnswer, Explanation, LayerAnswer
 from .words import group_alike, say_bytes, say_ids, say_layer, say_model
 
 Refusals = dict[str, list[str]]
@@ -36,8 +38,9 @@ def _show_model(answer: Explanation, console: Console) -> None:
     console.print(Text(headline, style="bold"))
     _print(console, Text(details))
     table = _table()
-    for layer, ids in group_alike(shape.layers):
-        table.add_row(f"layers {say_ids(ids)}" if len(ids) > 1 else f"layer {ids[0]}", say_layer(layer))
+    for prefix, layers in (("", shape.layers), ("draft ", shape.draft_layers)):
+        for layer, ids in group_alike(layers):
+            table.add_row(f"{prefix}layers {say_ids(ids)}" if len(ids) > 1 else f"{prefix}layer {ids[0]}", say_layer(layer))
     _print(console, table)
     for warning in shape.warnings:
         _print(console, Text(f"warning: {warning}", style="yellow"))
@@ -62,7 +65,7 @@ def _show_device(answer: Explanation, found: DeviceAnswer, console: Console) -> 
     for layer in found.layers:
         table.add_row(*_layer_row(answer, layer))
     _print(console, table)
-    for sentence in _lent_calls(found.layers):
+    for sentence in filter(None, (*_lent_calls(found.layers), _say_software(found))):
         _print(console, Text(sentence, style="dim"))
     sizes = _table()
     for name, text in _size_rows(found):
@@ -120,11 +123,36 @@ def _size_rows(found: DeviceAnswer) -> Iterator[tuple[str, str]]:
         yield "workspace", say_bytes(found.plan.workspace_bytes)
     if not found.kv_bytes_per_token:
         yield "capacity", "no layer keeps KV here"
-    elif found.max_tokens is None:
+    elif found.capacity is None:
         yield "capacity", "give --memory to learn how many tokens fit"
     else:
-        aside = "beside the workspace" if found.plan is not None else "before any workspace"
-        yield "capacity", f"{found.max_tokens:,} tokens in {say_bytes(found.memory_bytes or 0)}, {aside}"
+        yield from _capacity_rows(found.capacity, found.plan)
+
+
+def _capacity_rows(capacity: Capacity, plan: Plan | None) -> Iterator[tuple[str, str]]:
+    """The model's own need, then hal's pools where they hold another number of tokens."""
+    each = f", or {capacity.num_seqs} of {_say_length(capacity.each_request)} each" if capacity.num_seqs > 1 else ""
+    aside = "beside the workspace" if plan is not None else "before any workspace"
+    longest = f"one request of {_say_length(capacity.one_request)} tokens{each}"
+    yield "capacity", f"{longest}, in {say_bytes(capacity.memory_bytes)} {aside}"
+    if plan is not None and capacity.pool_tokens is not None and capacity.pool_tokens != capacity.one_request:
+        windowed = any(group.window is not None for group in plan.groups)
+        counted = "; pages that a window has left behind are kept" if windowed else ""
+        yield "hal's pools", f"{capacity.pool_tokens:,} tokens over all requests, in pages of {plan.block_size}{counted}"
+
+
+def _say_length(length: int | None) -> str:
+    return "any number of" if length is None else f"{length:,}"
+
+
+def _say_software(found: DeviceAnswer) -> str:
+    """What the answer takes to be installed, where that is not what this machine has."""
+    if found.device.present:
+        return ""
+    if found.software is None:
+        return "every vendor library is assumed to be installed; --software declares which ones are"
+    declared = ", ".join(f"{name} {version}" for name, version in found.software.versions)
+    return f"declared as installed: {declared or 'no vendor library'}"
 
 
 def _show_refusals(found: DeviceAnswer, console: Console) -> None:
@@ -186,7 +214,8 @@ def to_dict(answer: Explanation) -> dict[str, Any]:
             "is_mla": shape.is_mla,
             "is_sparse": shape.is_sparse,
             "index_topk": shape.index_topk,
-            "layers": [{"layer_ids": ids, "what": say_layer(layer)} for layer, ids in group_alike(shape.layers)],
+            "layers": _list_layers(shape.layers),
+            "draft_layers": _list_layers(shape.draft_layers),
             "warnings": shape.warnings,
         },
         "dtype": answer.dtype,
@@ -198,6 +227,10 @@ def to_dict(answer: Explanation) -> dict[str, Any]:
     }
 
 
+def _list_layers(layers: Sequence[LayerShape]) -> list[dict[str, Any]]:
+    return [{"layer_ids": ids, "what": say_layer(layer)} for layer, ids in group_alike(layers)]
+
+
 def _device_dict(found: DeviceAnswer) -> dict[str, Any]:
     return {
         "target": found.device.target,
@@ -206,8 +239,8 @@ def _device_dict(found: DeviceAnswer) -> dict[str, Any]:
         "served": found.plan is not None,
         "kv_bytes_per_token": found.kv_bytes_per_token,
         "index_bytes_per_token": found.index_bytes_per_token,
-        "memory_bytes": found.memory_bytes,
-        "max_tokens": found.max_tokens,
+        "capacity": asdict(found.capacity) if found.capacity is not None else None,
+        "software": dict(found.software.versions) if found.software is not None else None,
         "workspace_bytes": found.plan.workspace_bytes if found.plan is not None else None,
         "refusal": found.refusal,
         "layers": [_layer_dict(row) for row in found.layers],

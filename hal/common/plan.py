@@ -14,7 +14,7 @@ from .device import Device, detect
 from .layouts import Layout, block_table_width, layer_index_layout, layer_layout
 from .limits import Limits
 from .parallel import Parallel
-from .registry import backends
+from .registry import known_libraries
 from .request import Graphs, Request
 from .selection import Selection, select
 from .software import Software
@@ -119,7 +119,11 @@ class Plan:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def max_tokens(self, memory_bytes: int) -> int:
-        """Tokens whose KV fits in some memory beside the workspace, in whole pages."""
+        """Tokens that hal's own pools hold in some memory beside the workspace, in whole pages, over all requests together.
+
+        A page counts every layer in full: those that a window has left behind are not freed. The lengths that a model's
+        windows would allow are shape.max_tokens.
+        """
         room = memory_bytes - self.workspace_bytes
         if not self.page_bytes:
             return 0
@@ -233,7 +237,7 @@ def installed() -> Software:
     """The vendor libraries of this machine that any registered backend can use, from distribution metadata alone."""
     from .vendor.presence import find_libraries
 
-    return find_libraries(library for cls in backends().values() for library in (*cls.libraries, *cls.alternatives))
+    return find_libraries(known_libraries().values())
 
 
 def _resolve_device(device: Device | str | None) -> Device:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .backend import Backend, check_backend
 from .errors import BackendError, InputError
 from .platform import Platform, load_object
+from .software import Library
 
 GROUP = "hal.backends"
 
@@ -35,6 +36,12 @@ def backends() -> dict[str, type[Backend]]:
     """Every registered backend class by name."""
     _load()
     return dict(_registry.backends)
+
+
+def known_libraries() -> dict[str, Library]:
+    """Every vendor library that a registered backend can use, by the name it has in Software."""
+    found = [library for cls in backends().values() for library in (*cls.libraries, *cls.alternatives)]
+    return {library.name: library for library in found}
 
 
 def broken_plugins() -> dict[str, str]:

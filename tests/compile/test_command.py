@@ -105,7 +105,9 @@ def test_a_target_without_a_compiler_is_told(config: Path, capsys: pytest.Captur
 
 def test_the_reference_platform_compiles_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", str(config), "--device", "cpu"]) == 2
-    assert "not compiled ahead of time" in " ".join(capsys.readouterr().out.split())
+    captured = capsys.readouterr()
+    assert "not compiled ahead of time" in " ".join(captured.out.split())
+    assert captured.err.startswith("hal: cpu was not compiled: ")
 
 
 @pytest.mark.parametrize(("named", "code"), [([], 0), (["--device", "pvc"], 2)], ids=["fleet", "named"])

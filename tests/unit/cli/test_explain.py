@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+import hal
 from hal.cli import main
 from hal.cli.explain import LayerAnswer
 from hal.cli.explain_view import group_refusals
 from hal.common.reason import Reason
 from hal.common.registry import backends
-from hal.config import LayerShape
+from hal.config import LayerShape, read_shape
 
 COMPOSITE = Path(__file__).parents[3] / "examples" / "composite-deepseek-v3.2.json"
 LATENT_BYTES = 61 * (512 + 64) * 2
@@ -39,7 +40,13 @@ def test_sizes_are_those_of_the_sparse_model(capsys: pytest.CaptureFixture[str])
     assert (device["kv_bytes_per_token"], device["index_bytes_per_token"]) == (LATENT_BYTES, INDEX_BYTES)
     room = 80 * 10**9 - device["workspace_bytes"]
     page = device["layers"][0]["block_size"]
-    assert device["max_tokens"] == room // ((LATENT_BYTES + INDEX_BYTES) * page) * page
+    assert device["capacity"] == {
+        "memory_bytes": 80 * 10**9,
+        "num_seqs": 64,
+        "one_request": room // (LATENT_BYTES + INDEX_BYTES),
+        "each_request": room // 64 // (LATENT_BYTES + INDEX_BYTES),
+        "pool_tokens": room // ((LATENT_BYTES + INDEX_BYTES) * page) * page,
+    }
 
 
 def test_every_target_answers_and_accounts_for_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +62,8 @@ def test_unserved_target_still_has_sizes_and_reasons(capsys: pytest.CaptureFixtu
     (device,) = run_json(capsys, "--device", "gfx942", "--backend", "cpu", "--memory", "1")["devices"]
     assert not device["served"]
     assert device["workspace_bytes"] is None
-    assert device["max_tokens"] == 10**9 // (LATENT_BYTES + INDEX_BYTES)
+    assert device["capacity"]["one_request"] == 10**9 // (LATENT_BYTES + INDEX_BYTES)
+    assert device["capacity"]["pool_tokens"] is None
     assert [reason["code"] for reason in device["layers"][0]["rejected"]["cpu"]] == ["platform"]
 
 
@@ -96,7 +104,9 @@ def test_text_fits_in_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" not in text
 
 
-def test_layers_that_differ_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Three layers with a window of 8 and three full ones, in turn, and a draft layer after them."""
     config = {
         "model_type": "sample",
         "num_hidden_layers": 6,
@@ -106,8 +116,64 @@ def test_layers_that_differ_are_told_apart(tmp_path: Path, capsys: pytest.Captur
         "vocab_size": 10,
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_nextn_predict_layers": 1,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert main(["explain", str(tmp_path), "--device", "cpu", "--json"]) == 0
+    return tmp_path
+
+
+def test_a_model_with_windows_fits_longer_requests_than_its_pages_hold(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(mixed), "--device", "cpu", "--memory", "2", "--json"]) == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    capacity, room = device["capacity"], 2 * 10**9 - device["workspace_bytes"]
+    shape = read_shape(mixed)
+    assert shape.kv_bytes(capacity["one_request"]) <= room < shape.kv_bytes(capacity["one_request"] + 1)
+    assert 64 * shape.kv_bytes(capacity["each_request"]) <= room < 64 * shape.kv_bytes(capacity["each_request"] + 1)
+    assert capacity["pool_tokens"] * shape.kv_bytes_per_token() <= room
+    assert capacity["one_request"] > 1.9 * capacity["pool_tokens"]
+    assert main(["explain", str(mixed), "--device", "cpu", "--memory", "2"]) == 0
+    text = capsys.readouterr().out
+    assert f"one request of {capacity['one_request']:,} tokens, or 64 of {capacity['each_request']:,} each" in text
+    assert f"{capacity['pool_tokens']:,} tokens over all requests" in text
+
+
+def test_draft_layers_have_a_row(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(mixed), "--device", "cpu"]) == 0
+    assert "draft layer 6 " in capsys.readouterr().out
+
+
+DECLARED = ("--software", "flash_attn_3=3.0.0, aiter=0.1.21.post2", "--software", "vllm_xpu_kernels=0.1.16.2")
+
+
+def test_declared_libraries_are_what_selection_sees(capsys: pytest.CaptureFixture[str]) -> None:
+    software = hal.Software({"flash_attn_3": "3.0.0", "aiter": "0.1.21.post2", "vllm_xpu_kernels": "0.1.16.2"})
+    layer = read_shape(COMPOSITE).layer(0)
+    devices = run_json(capsys, "--tp", "8", *DECLARED, *(word for target in TARGETS for word in ("--device", target)))["devices"]
+    for device in devices[:3]:
+        assert device["software"] == dict(software.versions)
+        target = hal.Device.from_arch(device["target"])
+        answer = hal.select(hal.Request(layer, target, "bfloat16", parallel=hal.Parallel(tp=8), software=software))
+        assert (device["layers"][0]["backend"], device["layers"][0]["providers"]) == (answer.backend, dict(answer.providers))
+    assert devices[3]["software"] == dict(hal.installed().versions)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "every vendor library is assumed to be installed"),
+        (("--software", "none"), "declared as installed: no vendor library"),
+        (("--software", "flash_attn_3=3.0.0"), "declared as installed: flash_attn_3 3.0.0"),
+    ],
+    ids=["assumed", "none", "one"],
+)
+def test_what_is_taken_as_installed_is_said(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in run(capsys, "--device", "sm_90", *arguments)
+    assert sentence not in run(capsys, "--device", "cpu", *arguments)
+
+
+def test_layers_that_differ_are_told_apart(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(mixed), "--device", "cpu", "--json"]) == 0
     (device,) = json.loads(capsys.readouterr().out)["devices"]
     assert [layer["layer_ids"] for layer in device["layers"]] == [[0, 2, 4], [1, 3, 5]]
