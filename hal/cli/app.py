@@ -15,8 +15,20 @@ from hal.config import HalError
 
 from .console import InputError, fail, start_logging
 
+HAL_EXAMPLES = """Examples:
+
+  hal doctor
+
+  hal explain config.json --device cuda:sm_90 --memory 80
+
+  hal generate ./my-model "What is the capital of France?"
+
+Each command's own --help has more.
+"""
+
 app = typer.Typer(
     help="One attention layer for a mixed fleet: what runs where, why, and how much memory it takes.",
+    epilog=HAL_EXAMPLES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,7 +41,7 @@ EXPLAIN_EXAMPLES = """Examples:
 
   hal explain config.json --device cuda:sm_90 --device rocm:gfx942 --memory 80
 
-  hal explain config.json --device sm_90 --software flash_attn_3=3.0.0,flash_attn=2.8.3
+  hal explain config.json --device sm_90 --software flash_attn_3=3.0.0
 
   hal explain config.json --device xpu:pvc --tp 2 --dtype float16 --json
 """
@@ -46,6 +58,12 @@ COMPILE_EXAMPLES = """Examples:
   hal compile config.json --device cuda:sm_90 --device gfx942
 
   hal compile ./my-model --tp 8 --json > figures.json
+"""
+MATRIX_EXAMPLES = """Examples:
+
+  hal matrix
+
+  hal matrix --json > matrix.json
 """
 DOCTOR_EXAMPLES = """Examples:
 
@@ -74,7 +92,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-@app.command(epilog=DOCTOR_EXAMPLES)
+@app.command(epilog=DOCTOR_EXAMPLES, short_help="Show what this machine has and whether it computes rightly.")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a bug report.")] = False,
 ) -> None:
@@ -84,21 +102,23 @@ def doctor(
     raise typer.Exit(run_doctor(as_json=as_json))
 
 
-@app.command(epilog=EXPLAIN_EXAMPLES)
+@app.command(epilog=EXPLAIN_EXAMPLES, short_help="Say who serves a model where, why the others do not, and how much fits.")
 def explain(
-    config: Annotated[Path, typer.Argument(help="A config.json or a model folder.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A config.json or a model folder.")],
     device: Annotated[
         list[str] | None,
-        typer.Option(help="A target such as cuda:sm_90, gfx942 or cpu; repeat for several. Default: this machine's."),
+        typer.Option(
+            metavar="TARGET", help="A target such as cuda:sm_90, gfx942 or cpu; repeat for several. Default: this machine's."
+        ),
     ] = None,
-    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; sizes are one rank's.")] = 1,
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32, or auto for the config's.")] = "auto",
-    kv_layout: Annotated[str, typer.Option(help="A cache layout by name, or auto.")] = "auto",
-    block_size: Annotated[int | None, typer.Option(help="Tokens per page. Default: the backend's.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Pin a backend by name.")] = None,
+    tp: Annotated[int, typer.Option(metavar="N", help="Tensor-parallel ranks; sizes are one rank's.")] = 1,
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float16, bfloat16, float32, or auto for the config's.")] = "auto",
+    kv_layout: Annotated[str, typer.Option(metavar="LAYOUT", help="A cache layout by name, or auto.")] = "auto",
+    block_size: Annotated[int | None, typer.Option(metavar="N", help="Tokens per page. Default: the backend's.")] = None,
+    backend: Annotated[str | None, typer.Option(metavar="NAME", help="Pin a backend by name.")] = None,
     memory: Annotated[
         float | None,
-        typer.Option(help="GB for the KV cache on each rank; gives the capacity in tokens."),
+        typer.Option(metavar="GB", help="GB for the KV cache on each rank; gives the capacity in tokens."),
     ] = None,
     software: Annotated[
         list[str] | None,
@@ -107,9 +127,9 @@ def explain(
             help="Vendor libraries to take as installed for devices that are not here, or none. Default: every one.",
         ),
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest request. Default: the model's.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Requests per step.")] = 64,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
+    max_model_len: Annotated[int | None, typer.Option(metavar="N", help="Longest request. Default: the model's.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(metavar="N", help="Requests per step.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per step.")] = 8192,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say which backend serves a model on which hardware, why the others do not, and how much memory it takes."""
@@ -132,14 +152,20 @@ def explain(
     raise typer.Exit(run_explain(question, as_json=as_json))
 
 
-@app.command(epilog=GENERATE_EXAMPLES)
+@app.command(epilog=GENERATE_EXAMPLES, short_help="Let a model answer a prompt.")
 def generate(
-    folder: Annotated[Path, typer.Argument(help="A model folder with config.json, safetensors and a tokenizer.")],
-    prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
-    device: Annotated[str, typer.Option(help="Where to run. Default: the best device of this machine.")] = "",
-    backend: Annotated[str | None, typer.Option(help="Pin a backend by name.")] = None,
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16, float32, or auto for the checkpoint's.")] = "auto",
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens to write. Default: up to 128.")] = None,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A model folder with config.json, safetensors and a tokenizer.")
+    ],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say to the model.")],
+    device: Annotated[str, typer.Option(metavar="TARGET", help="Where to run. Default: the best device of this machine.")] = "",
+    backend: Annotated[str | None, typer.Option(metavar="NAME", help="Pin a backend by name.")] = None,
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="float16, bfloat16, float32, or auto for the checkpoint's.")
+    ] = "auto",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Most tokens to write. Default: up to 128.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Leave the tokenizer's chat template out.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print times and tokens per second.")] = False,
 ) -> None:
@@ -159,7 +185,7 @@ def generate(
     raise typer.Exit(run_generate(request))
 
 
-@app.command()
+@app.command(epilog=MATRIX_EXAMPLES, short_help="Show who serves which kind of attention on every arch.")
 def matrix(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show which backend serves which kind of attention on every arch of the fleet."""
     from .matrix import run_matrix
@@ -167,17 +193,19 @@ def matrix(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     raise typer.Exit(run_matrix(as_json=as_json))
 
 
-@app.command("compile", epilog=COMPILE_EXAMPLES)
+@app.command("compile", epilog=COMPILE_EXAMPLES, short_help="Compile the portable kernels for archs that are not here.")
 def compile_kernels(
     configs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[CONFIG]...", help="Config files or model folders. Default: two samples.")
+        list[Path] | None, typer.Argument(metavar="CONFIG", help="Config files or model folders. Default: two samples.")
     ] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option(help="A target such as cuda:sm_90 or gfx942; repeat for several. Default: the whole fleet."),
+        typer.Option(
+            metavar="TARGET", help="A target such as cuda:sm_90 or gfx942; repeat for several. Default: the whole fleet."
+        ),
     ] = None,
-    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; a binary serves one rank's heads.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Compilers at a time.")] = 2,
+    tp: Annotated[int, typer.Option(metavar="N", help="Tensor-parallel ranks; a binary serves one rank's heads.")] = 1,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Compilers at a time.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, every binary by itself.")] = False,
 ) -> None:
     """Compile the portable kernels for archs that are not here; show what each binary takes, and which will not do."""

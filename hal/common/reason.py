@@ -12,7 +12,7 @@ _SENTENCES = {
     "library_absent": "it needs {want}, which is not installed",
     "library_broken": "{want} is installed but does not load: {have}",
     "library_version": "it needs {want}, found {have}",
-    "kind": "a layer of kind {have} is not one of {want}",
+    "kind": "it serves {want}, not {have}",
     "dtype": "dtype {have} is not one of {want}",
     "kv_layout": "KV layout {have} is not one of {want}",
     "block_size": "block size {have} does not fit {want}",
@@ -31,7 +31,7 @@ _SENTENCES = {
     "deterministic": "deterministic results are asked for, it is {have}",
     "graphs": "graph capture {have}, it allows {want}",
     "spec_decode": "{have} speculative tokens, it takes {want}",
-    "compressed": "compressed attention ({have}), it takes {want}",
+    "compressed": "{have}, it takes {want}",
     "memory": "{have} of memory, it needs {want}",
 }
 

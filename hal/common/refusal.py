@@ -64,7 +64,9 @@ def _kind_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reas
         yield Reason("kind", "block-sparse attention", capabilities.families)
     if family not in capabilities.families:
         if family == "compressed":
-            yield Reason("compressed", f"ratio {request.layer.compress_ratio}", "uncompressed layers")
+            ratio = request.layer.compress_ratio
+            keeps = f"keeps one entry per {ratio} tokens" if ratio else "keeps its window alone"
+            yield Reason("compressed", f"a compressed layer that {keeps}", "uncompressed layers")
         else:
             yield Reason("kind", family, capabilities.families)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,16 @@ def test_misspelt_variable_is_pointed_out_once(
     assert capsys.readouterr().err.count("did you mean HAL_BACKEND?") == 1
 
 
-@pytest.mark.parametrize("command", ["explain", "generate", "doctor"])
+@pytest.mark.parametrize("command", ["explain", "generate", "doctor", "matrix", "compile"])
 def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
-    assert f"hal {command} " in capsys.readouterr().out.partition("Examples:")[2] + " "
+    text = capsys.readouterr().out
+    assert f"hal {command} " in " ".join(text.partition("Examples:")[2].split()) + " "
+    assert not re.search(r"<int|<float|list\[str|\[\[", text)
+
+
+def test_the_first_help_shows_examples_and_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "hal explain config.json" in text.partition("Examples:")[2]
+    assert "..." not in text.partition("Commands:")[2]
