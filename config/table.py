@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from .runs import format_ids, group_layers
 
 if TYPE_CHECKING:
     from .shape import LayerShape, ModelShape
@@ -15,43 +16,15 @@ SIZED_IN = "bfloat16"
 
 HEADER = ("layers", "count", "kind", "heads", "kv", "K x V", "sees", "B/token", "notes")
 WIDTH = 100
-MOST_RUNS = 3
-"""Runs of layer numbers written out before a row falls back to an ellipsis."""
 
 
 def format_shape(shape: ModelShape) -> str:
-    """The table: equal layers share a row, which lists their runs; warnings follow."""
-    rows = [HEADER, *(_row(group) for group in group_layers(shape.layers))]
-    rows += [("draft " + row[0], *row[1:]) for row in (_row(group) for group in group_layers(shape.draft_layers))]
+    """The table: equal layers share a row, which lists their ids; warnings follow."""
+    rows = [HEADER, *(_row(*group) for group in group_layers(shape.layers))]
+    rows += [("draft " + row[0], *row[1:]) for row in (_row(*group) for group in group_layers(shape.draft_layers))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([_title(shape), *lines, *(f"warning: {text}" for text in shape.warnings)])
-
-
-def group_layers(layers: Iterable[LayerShape]) -> list[list[LayerShape]]:
-    """Layers that differ in nothing but their number, together, in the order of their first ones."""
-    groups: dict[LayerShape, list[LayerShape]] = {}
-    for layer in layers:
-        own = dataclasses.replace(
-            layer,
-            layer_id=0,
-            kv_source=0 if layer.kv_source == layer.layer_id else layer.kv_source + 1,
-            entry_source=0 if layer.entry_source == layer.layer_id else layer.entry_source,
-        )
-        groups.setdefault(own, []).append(layer)
-    return list(groups.values())
-
-
-def format_runs(numbers: Iterable[int]) -> str:
-    """ "0-4, 6-10": runs of neighbours, and the first few of many."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return ", ".join(parts) if len(parts) <= MOST_RUNS else ", ".join([*parts[: MOST_RUNS - 1], "..", parts[-1]])
 
 
 def _title(shape: ModelShape) -> str:
@@ -69,9 +42,8 @@ def _title(shape: ModelShape) -> str:
     return textwrap.fill(", ".join(part for part in parts if part), WIDTH)
 
 
-def _row(group: list[LayerShape]) -> tuple[str, ...]:
-    layer = group[0]
-    runs, count = format_runs(one.layer_id for one in group), str(len(group))
+def _row(layer: LayerShape, layer_ids: tuple[int, ...]) -> tuple[str, ...]:
+    runs, count = format_ids(layer_ids), str(len(layer_ids))
     if layer.kind == "none":
         return (runs, count, layer.kind, "", "", "", "", "0", "no attention")
     cached = f"{layer.mla.kv_lora_rank}+{layer.mla.qk_rope_head_dim}" if layer.mla else str(layer.num_kv_heads)

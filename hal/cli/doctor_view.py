@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .words import say_bytes
+from hal.common.explain import format_bytes
 
 GOOD, BAD, QUIET = "green", "bold yellow", "dim"
 
@@ -75,7 +75,7 @@ def _show_platforms(section: list[dict[str, Any]], console: Console) -> None:
     table = _table()
     for row in section:
         for device in row["devices"]:
-            memory = say_bytes(device["memory_bytes"]) if device["memory_bytes"] else "memory unknown"
+            memory = format_bytes(device["memory_bytes"]) if device["memory_bytes"] else "memory unknown"
             table.add_row(Text(device["target"], style=GOOD), f"{device['name']}, {memory}")
         if not row["devices"]:
             table.add_row(Text(row["platform"], style=QUIET), Text("; ".join(row["findings"]) or "none found", style=QUIET))

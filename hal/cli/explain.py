@@ -19,10 +19,10 @@ from hal.common.selection import Selection, select
 from hal.common.software import Software
 from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name
+from hal.config.runs import group_layers
 
 from .console import InputError, check_backend_name, checked, make_console, print_json
 from .declared import read_software
-from .words import group_alike
 
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_LENGTH = 8192
@@ -163,7 +163,7 @@ def _limits(question: Question, shape: ModelShape) -> Limits:
 
 def _explain_device(terms: Explanation, device: Device, memory_gb: float | None) -> DeviceAnswer:
     software = installed() if device.present else terms.software
-    layers = tuple(_explain_layer(terms, device, software, layer, ids) for layer, ids in group_alike(terms.shape.layers))
+    layers = tuple(_explain_layer(terms, device, software, layer, ids) for layer, ids in group_layers(terms.shape.layers))
     made, refusal = _plan(terms, device, software)
     tp = terms.parallel.tp
     kv_bytes = checked(lambda layout: terms.shape.kv_bytes_per_token(layout, terms.dtype, tp), terms.kv_layout)

@@ -13,13 +13,15 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from hal.common.explain import format_bytes
 from hal.common.plan import Plan
 from hal.common.reason import Reason
 from hal.common.registry import backends
 from hal.config import LayerShape
+from hal.config.runs import format_ids, group_layers
 
 from .explain import Capacity, DeviceAnswer, Explanation, LayerAnswer
-from .words import group_alike, say_bytes, say_ids, say_layer, say_model
+from .words import say_layer, say_model
 
 Refusals = dict[str, list[str]]
 """Reasons as sentences, each with the backends it stops."""
@@ -39,8 +41,8 @@ def _show_model(answer: Explanation, console: Console) -> None:
     _print(console, Text(details))
     table = _table()
     for prefix, layers in (("", shape.layers), ("draft ", shape.draft_layers)):
-        for layer, ids in group_alike(layers):
-            table.add_row(f"{prefix}layers {say_ids(ids)}" if len(ids) > 1 else f"{prefix}layer {ids[0]}", say_layer(layer))
+        for layer, ids in group_layers(layers):
+            table.add_row(f"{prefix}layers {format_ids(ids)}" if len(ids) > 1 else f"{prefix}layer {ids[0]}", say_layer(layer))
     _print(console, table)
     for warning in shape.warnings:
         _print(console, Text(f"warning: {warning}", style="yellow"))
@@ -84,7 +86,7 @@ def _table(*headers: str) -> Table:
 
 
 def _layer_row(answer: Explanation, row: LayerAnswer) -> tuple[Text | str, ...]:
-    name = f"{say_ids(row.layer_ids)} {row.family.replace('_', ' ')}"
+    name = f"{format_ids(row.layer_ids)} {row.family.replace('_', ' ')}"
     if row.layer.kind in ("none", "cross"):
         return name, Text("not hal's", style="dim"), "", "", ""
     if row.selection is None:
@@ -117,10 +119,10 @@ def _layer_bytes(answer: Explanation, row: LayerAnswer) -> str:
 
 def _size_rows(found: DeviceAnswer) -> Iterator[tuple[str, str]]:
     index = f" + {found.index_bytes_per_token:,} B of index keys" if found.index_bytes_per_token else ""
-    total = say_bytes(found.kv_bytes_per_token + found.index_bytes_per_token)
+    total = format_bytes(found.kv_bytes_per_token + found.index_bytes_per_token)
     yield "a token takes", f"{found.kv_bytes_per_token:,} B of KV{index} over all layers, {total}"
     if found.plan is not None:
-        yield "workspace", say_bytes(found.plan.workspace_bytes)
+        yield "workspace", format_bytes(found.plan.workspace_bytes)
     if not found.kv_bytes_per_token:
         yield "capacity", "no layer keeps KV here"
     elif found.capacity is None:
@@ -134,7 +136,7 @@ def _capacity_rows(capacity: Capacity, plan: Plan | None) -> Iterator[tuple[str,
     each = f", or {capacity.num_seqs} of {_say_length(capacity.each_request)} each" if capacity.num_seqs > 1 else ""
     aside = "beside the workspace" if plan is not None else "before any workspace"
     longest = f"one request of {_say_length(capacity.one_request)} tokens{each}"
-    yield "capacity", f"{longest}, in {say_bytes(capacity.memory_bytes)} {aside}"
+    yield "capacity", f"{longest}, in {format_bytes(capacity.memory_bytes)} {aside}"
     if plan is not None and capacity.pool_tokens is not None and capacity.pool_tokens != capacity.one_request:
         windowed = any(group.window is not None for group in plan.groups)
         counted = "; pages that a window has left behind are kept" if windowed else ""
@@ -192,7 +194,7 @@ def group_refusals(layers: Sequence[LayerAnswer]) -> tuple[Refusals, Refusals, l
                     own.setdefault((name, _sentence(name, reason)), []).append(row)
     specific: Refusals = {}
     for (name, sentence), rows in own.items():
-        where = "" if len(rows) == len(served) else f"layers {say_ids(i for row in rows for i in row.layer_ids)}: "
+        where = "" if len(rows) == len(served) else f"layers {format_ids(i for row in rows for i in row.layer_ids)}: "
         specific.setdefault(where + sentence, []).append(name)
     return shared, specific, foreign
 
@@ -228,7 +230,7 @@ def to_dict(answer: Explanation) -> dict[str, Any]:
 
 
 def _list_layers(layers: Sequence[LayerShape]) -> list[dict[str, Any]]:
-    return [{"layer_ids": ids, "what": say_layer(layer)} for layer, ids in group_alike(layers)]
+    return [{"layer_ids": ids, "what": say_layer(layer)} for layer, ids in group_layers(layers)]
 
 
 def _device_dict(found: DeviceAnswer) -> dict[str, Any]:

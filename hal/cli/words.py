@@ -1,66 +1,10 @@
-"""Shapes and sizes in words."""
+"""Shapes in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 
 from hal.config import LayerShape, ModelShape
-
-
-def say_bytes(count: float) -> str:
-    """A size with a binary unit: "1.5 GiB"; below 10 KiB in bytes, digits grouped."""
-    if count < 10 * 1024:
-        return f"{count:,.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 1024:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} TiB"
-
-
-def say_ids(layer_ids: Iterable[int]) -> str:
-    """Layer ids as ranges: "0-2, 5"; an even spacing is said as "0-30 by 2", the middle of a long list as "..."."""
-    runs = [_say_run(run) for run in _runs(sorted(layer_ids))]
-    if len(runs) > 4:
-        runs = [*runs[:2], "...", runs[-1]]
-    return ", ".join(runs)
-
-
-def _runs(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Evenly spaced stretches, the longest first; a spacing other than 1 needs three members to count."""
-    start = 0
-    while start < len(ids):
-        stop = start + 1
-        step = ids[stop] - ids[start] if stop < len(ids) else 1
-        while stop < len(ids) and ids[stop] - ids[stop - 1] == step:
-            stop += 1
-        if step != 1 and stop - start < 3:
-            stop = start + 1
-        yield ids[start:stop]
-        start = stop
-
-
-def _say_run(run: Sequence[int]) -> str:
-    if len(run) == 1:
-        return str(run[0])
-    step = run[1] - run[0]
-    return f"{run[0]}-{run[-1]}" + (f" by {step}" if step != 1 else "")
-
-
-def group_alike(layers: Iterable[LayerShape]) -> tuple[tuple[LayerShape, tuple[int, ...]], ...]:
-    """Layers that differ in nothing but their ids, each group by its first layer and all its ids."""
-    groups: dict[LayerShape, list[LayerShape]] = {}
-    for layer in layers:
-        groups.setdefault(_without_ids(layer), []).append(layer)
-    return tuple((members[0], tuple(layer.layer_id for layer in members)) for members in groups.values())
-
-
-def _without_ids(layer: LayerShape) -> LayerShape:
-    """The layer as id 0; what it reads of itself reads itself still, what it reads of another layer stays as it is."""
-    own = layer.layer_id
-    kv, entries = (-1 if source == own else source for source in (layer.kv_source, layer.entry_source))
-    return replace(layer, layer_id=0, kv_source=-1 if kv is None else kv, entry_source=entries)
 
 
 def say_layer(layer: LayerShape) -> str:

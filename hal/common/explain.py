@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING
+
+from hal.config.runs import format_ids
 
 if TYPE_CHECKING:
     from .plan import Plan
 
 
 def format_bytes(count: float) -> str:
-    """A size as people write it: "68.6 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(count) < 1024 or unit == "TiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    """A size with a binary unit: "1.5 GiB"; below 10 KiB in bytes, digits grouped."""
+    if count < 10 * 1024:
+        return f"{count:,.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         count /= 1024
-    raise ValueError(f"{count} is no size")
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
 
 
 def explain_plan(plan: Plan) -> str:
-    """Backends by runs of layers, caches by group, buffers by name."""
+    """Backends with their layers, caches by group, buffers by name."""
     lines = [f"{plan.shape.model_type} on {plan.device.target} in {plan.dtype}, pages of {plan.block_size} tokens"]
-    rows = list(enumerate(plan.selections))
-    for name, run in groupby(rows, key=lambda row: row[1].backend if row[1] else "no attention of hal's"):
-        ids = [row[0] for row in run]
-        lines.append(f"  layers {ids[0]}-{ids[-1]}: {name}" if len(ids) > 1 else f"  layer {ids[0]}: {name}")
+    served: dict[str, list[int]] = {}
+    for layer_id, selection in enumerate(plan.selections):
+        served.setdefault(selection.backend if selection else "no attention of hal's", []).append(layer_id)
+    lines += [f"  layer{'s' if len(ids) > 1 else ''} {format_ids(ids)}: {name}" for name, ids in served.items()]
     for group in plan.groups:
         window = f", window {group.window}" if group.window is not None else ""
         lines.append(

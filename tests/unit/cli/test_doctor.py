@@ -88,7 +88,7 @@ def test_a_backend_for_other_layers_is_usable_and_not_checked(
     assert row["usable"]
     assert row["check"] is None
     main(["doctor"])
-    assert "usable, not checked here: a layer of kind attention" in capsys.readouterr().out
+    assert "usable, not checked here: it serves mla, not attention" in capsys.readouterr().out
 
 
 def test_pinned_backend_that_is_not_usable_sets_the_exit_code(

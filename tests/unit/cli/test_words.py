@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hal.cli.words import say_bytes, say_ids
+from hal.common.explain import format_bytes
+from hal.config.runs import format_ids
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from hal.cli.words import say_bytes, say_ids
     ids=str,
 )
 def test_ids(ids: range | list[int], text: str) -> None:
-    assert say_ids(ids) == text
+    assert format_ids(ids) == text
 
 
 @pytest.mark.parametrize(
@@ -30,4 +31,4 @@ def test_ids(ids: range | list[int], text: str) -> None:
     ids=str,
 )
 def test_bytes(count: int, text: str) -> None:
-    assert say_bytes(count) == text
+    assert format_bytes(count) == text

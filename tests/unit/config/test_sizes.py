@@ -126,7 +126,7 @@ def test_table_groups_equal_layers() -> None:
     )
     lines = str(shape).splitlines()
     assert lines[0] == "x, 61 layers, hidden 7168, vocabulary 129280, dtype open, B/token in bfloat16"
-    assert lines[2].startswith("0-2, 6, .., 58")
+    assert lines[2].startswith("0-2, 6-58 by 4")
     assert "top 2048 reused" in lines[3]
     assert lines[4].startswith("draft 61")
     assert len(lines) == 5
