@@ -10,6 +10,7 @@ import pytest
 
 import hal
 from hal.common.registry import backends, platforms
+from tests.conformance.vendors.cells import CELLS, Cell
 
 SPARSE = {
     "model_type": "deepseek_v32",
@@ -24,6 +25,18 @@ SPARSE = {
     "index_topk": 8,
     "index_n_heads": 16,
     "index_head_dim": 32,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+}
+# The widths that every adapter takes.
+WIDE = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
+PLAIN = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
     "vocab_size": 128,
     "max_position_embeddings": 256,
 }
@@ -78,10 +91,21 @@ def test_planning_on_every_arch_reads_nothing_again(counted: tuple[hal.config.Mo
     assert {name: count for name, count in reads.items() if count != 1} == {}
 
 
-RUNNABLE = sorted(name for name, cls in backends().items() if cls.capabilities is not None and not cls.libraries)
+WRITTEN = {name: cls for name, cls in backends().items() if cls.capabilities is not None}
+LIMITS = hal.Limits(64, 2, 32)
 
 
-@pytest.mark.parametrize("name", [name for name in RUNNABLE if not backends()[name].alternatives])
+def open_and_warm(shape: hal.config.ModelShape, device: hal.Device, dtype: str, backend: str) -> hal.Plan:
+    plan = hal.plan(shape, device, limits=LIMITS, dtype=dtype, backend=backend)
+    attention = plan.open(8)
+    attention.build(hal.Batch([3, 1], [3, 5], [[0], [1]]))
+    if backends()[backend].capabilities.compiled_launches:
+        plan.warmup_keys()
+    attention.warm_up()
+    return plan
+
+
+@pytest.mark.parametrize("name", sorted(name for name, cls in WRITTEN.items() if cls.provides is None))
 def test_running_reads_nothing_again(name: str, counted: tuple[hal.config.ModelShape, Counter[str]]) -> None:
     shape, reads = counted
     platform = platforms()[backends()[name].platform]
@@ -92,10 +116,25 @@ def test_running_reads_nothing_again(name: str, counted: tuple[hal.config.ModelS
             break
     else:
         pytest.fail(f"{name} serves this layer on no arch of its platform")
-    plan = hal.plan(shape, device, limits=hal.Limits(64, 2, 32), dtype="float32", backend=name)
-    attention = plan.open(8)
-    attention.build(hal.Batch([3, 1], [3, 5], [[0], [1]]))
-    if backends()[name].capabilities.compiled_launches:
-        plan.warmup_keys()
-    attention.warm_up()
+    open_and_warm(shape, device, "float32", name)
+    assert reads["text_config.index_topk"] == 1
     assert {key: count for key, count in reads.items() if count != 1} == {}
+
+
+@pytest.mark.parametrize("config", [SPARSE | WIDE, PLAIN], ids=["sparse_mla", "attention"])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.id)
+def test_running_on_a_vendors_library_reads_nothing_again(cell: Cell, config: dict[str, Any]) -> None:
+    reads: Counter[str] = Counter()
+    shape = hal.read_shape(Counting({**COMPOSITE, "text_config": config}, reads))
+    software = hal.Software({cell.library: cell.release})
+    if hal.supports_combination(hal.Request(shape.layer(0), cell.device, "bfloat16", software=software))[cell.backend]:
+        pytest.skip(f"{cell.backend} does not serve this layer on {cell.arch} with {cell.library}")
+    with cell.installed():
+        plan = open_and_warm(shape, cell.device, "bfloat16", cell.backend)
+    assert any(cell.backend in selection.providers.values() for selection in plan.selections)
+    assert reads["text_config.num_attention_heads"] == 1
+    assert {key: count for key, count in reads.items() if count != 1} == {}
+
+
+def test_every_backend_that_calls_a_library_has_a_cell() -> None:
+    assert {cell.backend for cell in CELLS} == {name for name, cls in WRITTEN.items() if cls.provides is not None}
