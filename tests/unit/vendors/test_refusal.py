@@ -98,7 +98,6 @@ def software(**versions: str) -> hal.Software:
         (FA, SPARSE, "sm_90", software(flash_attn="2.8.3"), "it needs flash_attn_3 or vllm_flash_attn"),
         (FA, SPARSE, "sm_90", software(flash_attn_3="9.1"), "it needs flash_attn_3 from 3.0 below 4, found 9.1"),
         (FA, GQA, "sm_80", software(flash_attn="banana"), "found banana"),
-        (FA, GQA, "sm_80", software(flash_attn="2.8.3"), "block size 64 does not fit multiples of 256; plan with block_size=256"),
         (AITER, SPARSE, "gfx942", software(), "it needs aiter, which is not installed"),
         (XPU, GQA, "pvc", software(vllm_xpu_kernels="0.0.9"), "it needs vllm_xpu_kernels from 0.1.16 below 0.2, found 0.0.9"),
     ],
@@ -154,3 +153,10 @@ def test_equal_requests_get_equal_answers_and_nothing_is_imported() -> None:
     assert hal.supports_combination(request) == hal.supports_combination(request)
     vendors = ("flash_attn", "vllm", "aiter", "intel_extension", "pynvml", "amdsmi")
     assert not {name for name in set(sys.modules) - before if name.startswith(vendors)}
+
+
+def test_a_page_that_is_left_open_becomes_one_that_the_library_reads() -> None:
+    given = software(flash_attn="2.8.3")
+    assert not refuse(FA, GQA, "sm_80", software=given)
+    words = [str(reason) for reason in refuse(FA, GQA, "sm_80", software=given, block_size=64)]
+    assert words == ["block size 64 does not fit multiples of 256; plan with block_size=256"]
