@@ -65,7 +65,7 @@ LATENT = {
     "dots3_note_text": {"num_hidden_layers": 6},
     "kimi_linear": {"num_hidden_layers": 5},
     "bailing_hybrid": {"layer_group_size": 2},
-    "longcat_flash": {},
+    "longcat_flash": {"head_dim": 16},
     "glm5_next_text": {"qk_rope_head_dim": 0, "index_topk": 32},
 }
 
@@ -126,7 +126,7 @@ def check_indexer(layer: LayerShape, module: Any) -> None:
         assert rows(key) == layer.indexer.head_dim
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"])
+@pytest.mark.parametrize("name", LATENT)
 def test_cached_widths(name: str) -> None:
     """transformers caches the latent as key and the rotary part as value: one shared head each."""
     config = build(name, LATENT[name])
@@ -135,19 +135,20 @@ def test_cached_widths(name: str) -> None:
     model = AutoModel.from_config(config).eval()
     with torch.no_grad():
         cache = model(torch.arange(1, 10)[None], use_cache=True).past_key_values
-    for layer, cached in zip(shape.layers, cache.layers, strict=True):
-        assert layer.mla is not None
-        assert tuple(cached.keys.shape) == (1, 1, 9, layer.mla.kv_lora_rank)
-        assert tuple(cached.values.shape) == (1, 1, 9, layer.mla.qk_rope_head_dim)
-        elements = cached.keys[0, 0, 0].numel() + cached.values[0, 0, 0].numel()
-        assert layer.kv_bytes_per_token("latent", "float32") == 4 * elements
+    latent = [(layer, cached) for layer, cached in zip(shape.layers, cache.layers, strict=True) if layer.mla is not None]
+    assert latent
+    for layer, cached in latent:
+        assert cached.keys.shape[1] == 1
+        assert (cached.keys.shape[-1], cached.values.shape[-1]) == (layer.mla.kv_lora_rank, layer.mla.qk_rope_head_dim)
+        width = cached.keys.shape[-1] + cached.values.shape[-1]
+        assert layer.kv_bytes_per_token("latent", "float32") == 4 * width
         keys = getattr(cached, "indexer_keys", None)
-        if layer.indexer is not None and layer.indexer.owns:
+        if layer.indexer is not None and layer.indexer.owns and layer.indexer.pool == 1:
             assert keys is not None
             assert keys.shape[-1] == layer.indexer.head_dim
 
 
-def test_compressed_family() -> None:
+def compressed_config() -> Any:
     extra = {
         "head_dim": 32,
         "num_key_value_heads": 1,
@@ -158,7 +159,11 @@ def test_compressed_family() -> None:
     }
     extra |= {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16}, "index_head_dim": 16}
     types = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention", "compressed_sparse_attention"]
-    config = build("deepseek_v4", extra | {"layer_types": types, "num_hash_layers": 1, "index_topk": 4})
+    return build("deepseek_v4", extra | {"layer_types": types, "num_hash_layers": 1, "index_topk": 4})
+
+
+def test_compressed_family() -> None:
+    config = compressed_config()
     shape = read_shape(config)
     with torch.device("meta"):
         model = AutoModel.from_config(config)
@@ -171,3 +176,19 @@ def test_compressed_family() -> None:
         assert (compressor is not None) == bool(layer.compress_ratio)
         assert (getattr(compressor, "indexer", None) is not None) == (layer.indexer is not None)
         assert module.scaling == pytest.approx(layer.softmax_scale)
+
+
+def test_compressed_cache_width() -> None:
+    """One row per token serves as key and value alike, one shared head wide."""
+    config = compressed_config()
+    shape = read_shape(config)
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config, attn_implementation="eager").eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith("tid2eid"):
+            buffer.random_(0, config.n_routed_experts)
+    with torch.no_grad():
+        cache = model(torch.arange(1, 10)[None], use_cache=True).past_key_values
+    for layer, cached in zip(shape.layers, cache.layers, strict=True):
+        assert (cached.keys.shape[1], cached.keys.shape[-1]) == (layer.num_kv_heads, layer.head_dim)
+        assert layer.kv_bytes_per_token("auto", "float32") == 4 * cached.keys.shape[-1]
