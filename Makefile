@@ -71,7 +71,7 @@ test: $(STAMP)
 # The interpreter is chosen when a kernel is decorated, so this needs a process of its own.
 test-triton: $(STAMP)
 	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest tests/conformance/triton \
-	  tests/conformance/vendors/test_steps.py $(ARGS)
+	  tests/conformance/vendors/test_steps.py tests/conformance/vendors/test_models.py $(ARGS)
 
 compile: $(STAMP)
 	$(VENV)/bin/hal compile $(ARGS)
