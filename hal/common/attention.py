@@ -65,14 +65,21 @@ class Attention:
         self._builder = MetadataBuilder(plan, num_blocks, device, can_mask=self._can_mask)
         self._topk = TopkState(plan, device)
         self._warmup = WarmupMonitor(plan, opened)
+        self._workspaces = [(backend, _make_workspaces(backend, plan, device)) for backend in opened.values()]
 
     def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
         """The metadata of a step, in persistent buffers that the next build() overwrites; BatchError before any is."""
-        return self._builder.build(batch)
+        metadata = self._builder.build(batch)
+        for backend, buffers in self._workspaces:
+            backend.prepare_step(metadata, buffers)
+        return metadata
 
     def build_for_capture(self, num_reqs: int, num_tokens: int) -> StepMetadata:
         """The metadata of a made-up step of this size, whose tokens are written nowhere."""
-        return self._builder.build_for_capture(num_reqs, num_tokens)
+        metadata = self._builder.build_for_capture(num_reqs, num_tokens)
+        for backend, buffers in self._workspaces:
+            backend.prepare_step(metadata, buffers)
+        return metadata
 
     @property
     def lost_tokens(self) -> int:
@@ -336,6 +343,13 @@ def _can_mask(plan: Plan, opened: Mapping[str, Backend]) -> bool:
     names = {selection.providers.get("varlen_attention.prefill") for selection in plan.selections if selection is not None}
     declared = [opened[name].capabilities for name in names if name is not None]
     return bool(declared) and all(capabilities is not None and capabilities.masked_varlen for capabilities in declared)
+
+
+def _make_workspaces(backend: Backend, plan: Plan, device: str) -> dict[str, torch.Tensor]:
+    return {
+        buffer.name: torch.zeros(buffer.shape, dtype=getattr(torch, buffer.dtype), device=device)
+        for buffer in backend.list_workspaces(plan.limits)
+    }
 
 
 def _mla(layer: LayerShape) -> MLAShape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from .errors import BackendError
@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from .capabilities import Capabilities
     from .device import Device
     from .kernels import IndexerChunk, KVCache, PagedBatch, Segment
+    from .limits import Limits
     from .parallel import Parallel
     from .reason import Reason
     from .request import Request
+    from .step import StepMetadata
+    from .workspace import Buffer
 
 _CACHE = ("write_cache", "gather_cache")
 _MERGE = ("merge_states",)
@@ -35,7 +38,7 @@ CALLS_BY_FAMILY: dict[str, tuple[str, ...]] = {
     ),
     "compressed": (*_CACHE, "index_scores", "select_topk", "rows_from_topk", "sparse_mla", "compress_states", *_MERGE),
 }
-CALLS = frozenset({call for calls in CALLS_BY_FAMILY.values() for call in calls} | {"apply_sink", "expand_pools", "prepare_step"})
+CALLS = frozenset({call for calls in CALLS_BY_FAMILY.values() for call in calls} | {"apply_sink", "expand_pools"})
 PHASED_CALLS = frozenset({"paged_attention", "varlen_attention", "sparse_mla"})
 RESERVED = frozenset({"build", "plan", "select", "supports", "open", "allocate", "attend", "attend_mla", "attend_compressed"})
 
@@ -93,6 +96,14 @@ class Backend:
 
     def watch_launches(self, watcher: Callable[[Hashable], None]) -> None:
         """Tell the watcher the key of every compiled launch from now on, before it runs."""
+
+    @classmethod
+    def list_workspaces(cls, limits: Limits) -> tuple[Buffer, ...]:
+        """The fixed-address buffers that prepare_step() fills; counted in the plan, zero-filled when it is opened."""
+        return ()
+
+    def prepare_step(self, step: StepMetadata, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Plan a step as the library wants it, into the buffers of list_workspaces() by name; called by every build()."""
 
     def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
         """Write parts [tokens, *part] at slots int64 [tokens], a slot is page * block_size + offset; -1 writes nothing."""

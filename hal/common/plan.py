@@ -14,7 +14,7 @@ from .device import Device, detect
 from .layouts import Layout, block_table_width, layer_index_layout, layer_layout
 from .limits import Limits
 from .parallel import Parallel
-from .registry import known_libraries
+from .registry import find_backend, known_libraries
 from .request import Graphs, Request
 from .selection import Selection, select
 from .software import Software
@@ -225,12 +225,23 @@ def plan(
         requests=tuple(requests),
         selections=tuple(selections),
         groups=groups,
-        buffers=plan_buffers(shape, limits, parallel, dtype, block_size, len(groups)),
+        buffers=(
+            *plan_buffers(shape, limits, parallel, dtype, block_size, len(groups)),
+            *_workspaces(selections, limits),
+        ),
     )
 
 
 def _select(requests: list[Request | None], backend: str | None) -> list[Selection | None]:
     return [None if request is None else select(request, backend) for request in requests]
+
+
+def _workspaces(selections: list[Selection | None], limits: Limits) -> tuple[Buffer, ...]:
+    """What the plan's backends fill per step, named after them."""
+    names = sorted({name for selection in selections if selection for name in selection.providers.values()})
+    return tuple(
+        replace(buffer, name=f"{name}: {buffer.name}") for name in names for buffer in find_backend(name).list_workspaces(limits)
+    )
 
 
 def installed() -> Software:
