@@ -127,4 +127,5 @@ def _read_products(products: Products | None, indexer: torch.nn.Module, layer: L
             f"layer {layer.layer_id} ({type(indexer).__name__}) made index queries {list(q.shape)} and weights "
             f"{list(weights.shape)}; its config says [tokens, {shape.num_heads}, {shape.head_dim}]"
         )
-    return IndexInputs(q, products.k[0], weights)
+    # transformers widens the queries before it multiplies; back in the keys' type they are what they were.
+    return IndexInputs(q.to(products.k.dtype), products.k[0], weights)
