@@ -42,6 +42,12 @@ class Step:
         return index
 
 
+def by_token(heads_first: torch.Tensor) -> torch.Tensor:
+    """[1, heads, tokens, width] as [tokens, heads, width], aliasing it; in one step for the one token of a lone decode."""
+    _, heads, tokens, width = heads_first.shape
+    return heads_first.view(1, heads, width) if tokens == 1 else heads_first[0].transpose(0, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class DenseBinding:
     """Serves multi-head, grouped-query and windowed layers."""
@@ -55,8 +61,8 @@ class DenseBinding:
         """See interface.Binding."""
         sink = check_call(self.layer, module, call)
         attention, metadata = self.step.current()
-        k, v = (key[0].transpose(0, 1), value[0].transpose(0, 1)) if self.layer.owns_kv else (None, None)
-        out = attention.attend(self.layer.layer_id, query[0].transpose(0, 1), k, v, metadata, sink=sink)
+        k, v = (by_token(key), by_token(value)) if self.layer.owns_kv else (None, None)
+        out = attention.attend(self.layer.layer_id, by_token(query), k, v, metadata, sink=sink)
         return out.unsqueeze(0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +41,20 @@ class LayerKernels:
         return self._calls[call, phase]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PagedLayer:
+    """What a layer's calls over pages need, looked up once: its cache and group, its calls, its shapes on this rank."""
+
+    layer: LayerShape
+    kernels: LayerKernels
+    cache: KVCache
+    group: int
+    q_shape: tuple[int, int]
+    out_shape: tuple[int, int]
+    owns_kv: bool
+    options: dict[str, Any]
+
+
 class Attention:
     """Attention over paged caches for every layer of a plan; made by plan.open or plan.bind.
 
@@ -57,6 +72,7 @@ class Attention:
             if selection is not None
         }
         self._groups = {spec.key: spec.group for spec in plan.cache_specs()}
+        self._paged: dict[int, _PagedLayer] = {}
         self._weights: dict[int, MLAWeights] = {}
         self._dtype: torch.dtype = getattr(torch, plan.dtype)
         self._device = torch.device(device)
@@ -123,25 +139,25 @@ class Attention:
 
         k and v are None on a layer that reads another layer's KV. Rows of padded tokens come back as zeros.
         """
-        layer = self._layer(layer_id, "attention")
+        state = self._paged.get(layer_id) or self._look_up(layer_id)
+        layer, cache = state.layer, state.cache
         self._check_step(metadata)
-        cache, group = self._cache(layer.kv_source)
-        heads = layer.num_heads // self.plan.parallel.tp
         expected = self._expected(layer_id, metadata)
-        expected.check_activations(q=(q, (heads, layer.head_dim)))
-        expected.check_sink(layer, sink, heads)
-        expected.check_out(out, (heads, layer.v_head_dim))
-        kernels = self._kernels[layer_id]
-        if not layer.owns_kv:
+        expected.check_activation("q", q, state.q_shape)
+        expected.check_sink(layer, sink, state.q_shape[0])
+        expected.check_out(out, state.out_shape)
+        if not state.owns_kv:
             if k is not None or v is not None:
                 raise BatchError(f"layer {layer_id} reads the KV of layer {layer.kv_source}; k and v must be None")
         elif k is None or v is None:
             raise BatchError(f"layer {layer_id} keeps its own KV, so it needs both k and v")
         else:
-            expected.check_activations(k=(k, cache.layout.parts[0]), v=(v, cache.layout.parts[1]))
-            kernels("write_cache")(cache, metadata.groups[group].slot_mapping, k, v)
+            k_shape, v_shape = cache.layout.parts
+            expected.check_activation("k", k, k_shape)
+            expected.check_activation("v", v, v_shape)
+            state.kernels("write_cache")(cache, metadata.groups[state.group].slot_mapping, k, v)
         out = _prepare_out(out, q, layer.v_head_dim, metadata)
-        self._attend_pages(layer, kernels, cache, group, q, metadata, sink, out)
+        self._attend_pages(state, q, metadata, sink, out)
         return out
 
     def attend_mla(
@@ -206,16 +222,31 @@ class Attention:
         """Not written yet: NotBuiltError."""
         raise NotBuiltError(f"layer {layer_id}: compressed attention is not written yet")
 
+    def _look_up(self, layer_id: int) -> _PagedLayer:
+        layer = self._layer(layer_id, "attention")
+        cache, group = self._cache(layer.kv_source)
+        heads = layer.num_heads // self.plan.parallel.tp
+        state = self._paged[layer_id] = _PagedLayer(
+            layer=layer,
+            kernels=self._kernels[layer_id],
+            cache=cache,
+            group=group,
+            q_shape=(heads, layer.head_dim),
+            out_shape=(heads, layer.v_head_dim),
+            owns_kv=layer.owns_kv,
+            options={
+                "softmax_scale": layer.softmax_scale,
+                "window": layer.window,
+                "chunk": layer.chunk,
+                "softcap": layer.softcap,
+                "causal": layer.causal,
+                "need_lse": layer.sink,
+            },
+        )
+        return state
+
     def _attend_pages(
-        self,
-        layer: LayerShape,
-        kernels: LayerKernels,
-        cache: KVCache,
-        group: int,
-        q: torch.Tensor,
-        metadata: StepMetadata,
-        sink: torch.Tensor | None,
-        out: torch.Tensor,
+        self, state: _PagedLayer, q: torch.Tensor, metadata: StepMetadata, sink: torch.Tensor | None, out: torch.Tensor
     ) -> None:
         order = metadata.token_order
         queries = q if order is None else q.index_select(0, order)
@@ -224,20 +255,15 @@ class Attention:
             target = None
             if order is None and sink is None:
                 target = out if is_whole else out[phase.tokens]
-            result, lse = kernels("paged_attention", phase.name)(
+            result, lse = state.kernels("paged_attention", phase.name)(
                 queries if is_whole else queries[phase.tokens],
-                cache,
-                phase.batches[group],
-                softmax_scale=layer.softmax_scale,
-                window=layer.window,
-                chunk=layer.chunk,
-                softcap=layer.softcap,
-                causal=layer.causal,
-                need_lse=sink is not None,
+                state.cache,
+                phase.batches[state.group],
                 out=target,
+                **state.options,
             )
             if sink is not None:
-                result = kernels("apply_sink")(result, lse, sink)
+                result = state.kernels("apply_sink")(result, lse, sink)
             if order is not None:
                 out.index_copy_(0, order[phase.tokens], result)
             elif sink is not None:

@@ -10,6 +10,9 @@ from hal.common.errors import LayoutError
 from hal.common.kernels import KVCache, PagedBatch
 
 
+_FEW = 16
+
+
 def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """The parts, written at their slots; a slot of -1 writes nothing."""
     cache.layout.check_parts([part.shape[1:] for part in parts])
@@ -18,7 +21,9 @@ def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor
             raise LayoutError(f"{part.shape[0]} tokens to write and {slots.shape[0]} slots; they must be as many")
     if not slots.numel():
         return
-    if int(slots.min()) < 0:
+    # For a few slots a list is quicker than another kernel.
+    lowest = min(slots.tolist()) if slots.numel() <= _FEW else int(slots.min())
+    if lowest < 0:
         keep = slots >= 0
         slots, parts = slots[keep], [part[keep] for part in parts]
     if cache.page_stride != cache.block_size:
