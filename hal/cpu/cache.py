@@ -9,7 +9,6 @@ import torch
 from hal.common.errors import LayoutError
 from hal.common.kernels import KVCache, PagedBatch
 
-
 _FEW = 16
 
 
