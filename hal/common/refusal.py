@@ -13,15 +13,14 @@ from .software import version_tuple
 
 def explain_refusal(backend: type[Backend], request: Request) -> tuple[Reason, ...]:
     """Every reason why a backend cannot serve a request, the environment's first; empty when it can."""
+    if backend.platform != request.device.platform:
+        # Nothing else about another platform's backend is worth a reader's time.
+        return (Reason("platform", request.device.target, backend.platform),)
     return order_reasons(_reasons(backend, request))
 
 
 def _reasons(backend: type[Backend], request: Request) -> Iterator[Reason]:
     device, capabilities = request.device, backend.capabilities
-    if backend.platform != device.platform:
-        # Nothing else about another platform's backend is worth a reader's time.
-        yield Reason("platform", device.target, backend.platform)
-        return
     if capabilities is None:
         yield Reason("not_built", backend.name, "a backend whose calls are written")
         return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from .backend import Backend, check_backend
 from .errors import BackendError, InputError
@@ -11,15 +13,28 @@ from .platform import Platform, load_object
 from .software import Library
 
 GROUP = "hal.backends"
+# Answers kept at once; a fleet's plans ask far fewer questions, and past it the oldest answers are not worth an order.
+_MAX_ANSWERS = 4096
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What pure functions of the registered backends have answered so far; it holds for these backends alone."""
+
+    backends: dict[str, type[Backend]]
+    known: dict[Hashable, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Registry:
-    """The one piece of module-level state: what is registered, and what could not be."""
+    """The one piece of module-level state: what is registered, what could not be, and what was answered from it."""
 
     platforms: dict[str, Platform] = field(default_factory=dict)
     backends: dict[str, type[Backend]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+    answers: _Answers | None = None
     is_loaded: bool = False
 
 
@@ -36,6 +51,21 @@ def backends() -> dict[str, type[Backend]]:
     """Every registered backend class by name."""
     _load()
     return dict(_registry.backends)
+
+
+def recall(question: Hashable, work_out: Callable[[], Answer]) -> Answer:
+    """The answer to a question that depends on nothing else but the registered backends, worked out the first time.
+
+    Whoever asks must not change the answer; what raises is asked again.
+    """
+    _load()
+    answers = _registry.answers
+    if answers is None or answers.backends is not _registry.backends or len(answers.known) >= _MAX_ANSWERS:
+        answers = _registry.answers = _Answers(_registry.backends)
+    found: Answer | None = answers.known.get(question)
+    if found is None:
+        found = answers.known[question] = work_out()
+    return found
 
 
 def known_libraries() -> dict[str, Library]:
@@ -83,12 +113,14 @@ def _add_platform(platform: Platform) -> None:
     for cls in classes:
         _check_name(cls)
     _registry.platforms[platform.name] = platform
+    _registry.answers = None
     for cls in classes:
         _registry.backends[cls.name] = cls
 
 
 def _add_backend(cls: type[Backend]) -> None:
     _check_name(cls)
+    _registry.answers = None
     _registry.backends[cls.name] = cls
 
 

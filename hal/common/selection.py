@@ -12,7 +12,7 @@ from .environment import read_variable, warn_of_mistakes
 from .errors import InputError, NoBackend
 from .reason import Reason
 from .refusal import explain_refusal
-from .registry import backends, find_backend
+from .registry import backends, find_backend, recall
 from .request import Request
 
 _logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Selection:
 
 def supports_combination(request: Request) -> dict[str, tuple[Reason, ...]]:
     """Every registered backend's reasons against a request; an empty tuple means that it serves it."""
-    return {name: explain_refusal(cls, request) for name, cls in backends().items()}
+    return dict(_judge(request))
 
 
 def select(request: Request, backend: str | None = None) -> Selection:
@@ -46,11 +46,23 @@ def select(request: Request, backend: str | None = None) -> Selection:
     NoBackend carries every backend's reasons; ValueError for a backend name that is not registered.
     """
     warn_of_mistakes()
-    verdicts = supports_combination(request)
     source = "argument"
     if backend is None:
         backend = read_variable("HAL_BACKEND")
         source = "HAL_BACKEND" if backend is not None else "auto"
+    selection = recall(("select", request, backend, source), lambda: _decide(request, backend, source))
+    if _logger.isEnabledFor(logging.DEBUG):
+        _logger.debug("%s: %s (%s)", request.describe(), selection.backend, source)
+    return selection
+
+
+def _judge(request: Request) -> dict[str, tuple[Reason, ...]]:
+    """supports_combination's answer, kept for the next equal request."""
+    return recall(("supports", request), lambda: {name: explain_refusal(cls, request) for name, cls in backends().items()})
+
+
+def _decide(request: Request, backend: str | None, source: str) -> Selection:
+    verdicts = supports_combination(request)
     if backend is None:
         ranked = [cls for cls in _rank(request) if not verdicts[cls.name]]
         if not ranked:
@@ -60,9 +72,7 @@ def select(request: Request, backend: str | None = None) -> Selection:
         chosen = _find_choice(backend, source)
         if verdicts[backend]:
             raise NoBackend(_describe_choice(request, backend, source, verdicts), verdicts)
-    selection = _make_selection(request, chosen, verdicts, source)
-    _logger.debug("%s: %s (%s)", request.describe(), selection.backend, source)
-    return selection
+    return _make_selection(request, chosen, verdicts, source)
 
 
 def _find_choice(backend: str, source: str) -> type[Backend]:

@@ -58,7 +58,7 @@ class TritonBackend(Backend):
     def explain_refusal(cls, request: Request) -> tuple[Reason, ...]:
         from .fitting import explain_tiles
 
-        return explain_tiles(read_machine(cls.package, request.device.arch), request)
+        return explain_tiles(cls.package, request)
 
     @classmethod
     def list_launches(cls, request: Request) -> tuple[Hashable, ...]:

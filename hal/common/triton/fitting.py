@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from hal.common.reason import Reason
 from hal.common.request import Request
 
-from .tiles import Machine, Widths, choose_tile, split_width
+from .tiles import Widths, choose_tile, read_machine, split_width
 
 # Query rows per KV head of the two extremes: one token of one head, and a tile that is full.
 _FEW, _MANY = 1, 1 << 20
 
 
-def explain_tiles(machine: Machine, request: Request) -> tuple[Reason, ...]:
-    """The reasons why no tile of some call fits the arch; empty when every call of the request's family has one."""
-    reasons = []
-    for call, widths in needed_tiles(request):
-        for rows in (_FEW, _MANY):
-            tile = choose_tile(machine, call, widths, request.dtype, rows)
-            if isinstance(tile, Reason):
-                reasons.append(tile)
-    return tuple(dict.fromkeys(reasons))
+def explain_tiles(package: str, request: Request) -> tuple[Reason, ...]:
+    """The reasons why no tile of some call fits the arch; empty when every call of the request's family has one.
+
+    package: the platform's, whose launch.toml has the candidates.
+    """
+    return _explain(package, request.device.arch, request.dtype, tuple(needed_tiles(request)))
+
+
+@cache
+def _explain(package: str, arch: str, dtype: str, needed: tuple[tuple[str, Widths], ...]) -> tuple[Reason, ...]:
+    machine = read_machine(package, arch)
+    tiles = [choose_tile(machine, call, widths, dtype, rows) for call, widths in needed for rows in (_FEW, _MANY)]
+    return tuple(dict.fromkeys(tile for tile in tiles if isinstance(tile, Reason)))
 
 
 def needed_tiles(request: Request) -> Iterator[tuple[str, Widths]]:

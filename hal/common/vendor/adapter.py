@@ -8,6 +8,7 @@ from hal.common.backend import Backend
 from hal.common.device import Device
 from hal.common.errors import BackendError
 from hal.common.reason import Reason, order_reasons, show
+from hal.common.registry import recall
 from hal.common.request import Request
 
 from .facts import KernelFacts
@@ -65,7 +66,8 @@ class VendorBackend(Backend):
 
     @classmethod
     def _explain_kernels(cls, call: str, phase: str, request: Request) -> tuple[Reason, ...]:
-        return explain_kernels(cls.kernels, call, phase, request, cls.preferred_block_size(request))
+        size = request.block_size or recall(("page", cls, request), lambda: cls.preferred_block_size(request))
+        return explain_kernels(cls.kernels, call, phase, request, size)
 
     def choose_kernel(self, call: str, family: str, phase: str = "") -> KernelFacts:
         """The kernel for a call on this device; BackendError names the libraries that would have it."""
