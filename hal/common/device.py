@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .errors import InputError
 from .platform import Platform
+from .quiet import probe_quietly
 from .registry import platforms
 
 
@@ -65,7 +66,10 @@ def _find_arch(target: str) -> tuple[Platform, str]:
 
 
 def detect() -> tuple[Device, ...]:
-    """The devices of this machine, best platform first and the CPU always last; a probe that fails is left out, never raised."""
+    """The devices of this machine, best platform first and the CPU always last; never raises.
+
+    A platform whose probe fails, or has not answered after two seconds, is left out; probe_platforms() says why.
+    """
     return tuple(device for probe in probe_platforms() for device in probe.devices)
 
 
@@ -85,9 +89,10 @@ def probe_platforms() -> tuple[PlatformProbe, ...]:
 
 
 def _probe(platform: Platform) -> PlatformProbe:
-    try:
+    def look() -> PlatformProbe:
         rows, findings = platform.probe()
         devices = tuple(Device(platform=platform.name, present=True, **row) for row in rows)
-    except Exception as error:  # noqa: BLE001 - vendors' probes raise anything; it becomes a finding
-        return PlatformProbe(platform=platform.name, devices=(), findings=(f"{type(error).__name__}: {error}",))
-    return PlatformProbe(platform=platform.name, devices=devices, findings=tuple(findings))
+        return PlatformProbe(platform=platform.name, devices=devices, findings=tuple(findings))
+
+    answer, failure = probe_quietly(look)
+    return answer or PlatformProbe(platform=platform.name, devices=(), findings=(failure,))

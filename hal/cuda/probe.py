@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from hal.common.arch import read_archs
-from hal.common.vendor.probing import Findings, Found, Row, parse_visible, place_rows, probe_quietly
+from hal.common.vendor.probing import Findings, Found, Row, number_rows, parse_visible, place_rows, read_running_torch
 
 DRIVER_FILES = Path("/proc/driver/nvidia/gpus")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
 
 
 def probe() -> Found:
-    """One row per visible GPU in the order torch numbers them, and sentences on what was looked for; never raises."""
-    return probe_quietly(_look, "NVML")
-
-
-def _look() -> Found:
+    """One row per visible GPU in the order torch numbers them, and sentences on what was looked for."""
     findings = Findings()
+    running = findings.attempt("torch.cuda", lambda: read_running_torch("cuda", "cuda"))
+    if running is not None:
+        findings.add("torch runs on these devices already")
+        rows = [_describe(f"sm_{one.major}{one.minor}", str(one.name), int(one.total_memory), findings) for one in running]
+        return place_rows(number_rows(rows), "cuda", "cuda", findings), findings.sentences
     nvml = findings.attempt("NVML", _import_nvml)
     if nvml is None:
         _count_driver_files(findings)
@@ -32,10 +34,11 @@ def _look() -> Found:
         _count_driver_files(findings)
         return [], findings.sentences
     try:
-        rows = _read_devices(nvml, findings)
+        visible, is_numbered = _read_devices(nvml, findings)
     finally:
         findings.attempt("NVML shutdown", nvml.nvmlShutdown)
-    return place_rows(rows, "cuda", "cuda", findings), findings.sentences
+    placed = place_rows(visible, "cuda", "cuda", findings)
+    return placed if is_numbered else [{**row, "torch_device": None} for row in placed], findings.sentences
 
 
 def _import_nvml() -> Any:
@@ -50,53 +53,91 @@ def _count_driver_files(findings: Findings) -> None:
         findings.add(f"the driver lists {count} GPUs; install nvidia-ml-py so that their archs can be read")
 
 
-def _read_devices(nvml: Any, findings: Findings) -> list[Row]:
+def _read_devices(nvml: Any, findings: Findings) -> tuple[list[Row], bool]:
+    """The visible devices, and whether their order is torch's."""
     count = findings.attempt("counting devices", nvml.nvmlDeviceGetCount) or 0
     if not count:
         findings.add("NVML lists no device")
+    value = os.environ.get(VISIBLE)
+    if value is not None and value.strip().startswith("MIG-"):
+        return number_rows([_read_slice(nvml, value, findings)]), True
     handles = [findings.attempt(f"device {i}", partial(nvml.nvmlDeviceGetHandleByIndex, i)) for i in range(count)]
+    archs = [_read_arch(nvml, handle, index, findings) for index, handle in enumerate(handles)]
     identifiers = [_read_text(nvml.nvmlDeviceGetUUID, handle, findings) for handle in handles]
-    rows = []
-    for index in _visible(identifiers, findings):
-        row = _read_device(nvml, index, handles[index], findings) if handles[index] is not None else None
-        if row is not None:
-            rows.append(row)
-    return rows
+    visible = _visible(identifiers, findings)
+    divided = {index for index in visible if _is_divided(nvml, handles[index])}
+    rows = [None if i in divided else _read_device(nvml, handles[i], archs[i], findings) for i in visible]
+    for index in sorted(divided):
+        findings.add(
+            f"device {index} is divided by MIG, and NVML's list does not say which part torch would use: left out; name one in "
+            f"{VISIBLE}"
+        )
+    is_mixed = len(set(archs)) > 1 and os.environ.get(ORDER) != "PCI_BUS_ID" and not (value or "").strip().startswith("GPU-")
+    if is_mixed:
+        findings.add(
+            f"the devices differ in arch ({', '.join(sorted(filter(None, archs)))}), and torch numbers the fastest first where "
+            f"{ORDER} is not PCI_BUS_ID: set it, so that a number means one device"
+        )
+    return number_rows(rows), not is_mixed and not divided
+
+
+def _read_slice(nvml: Any, value: str, findings: Findings) -> Row | None:
+    """The part of a device that a list of parts leaves visible: a process sees one, the first."""
+    name, comma, _ = value.partition(",")
+    part = findings.attempt(f"{VISIBLE}={name}", lambda: nvml.nvmlDeviceGetHandleByUUID(name.strip()))
+    if part is None:
+        return None
+    if comma:
+        findings.add(f"{VISIBLE} names several parts of devices and a process sees one: {name.strip()}")
+    # A part has memory and a name of its own, and its device's capability.
+    device = findings.attempt(f"the device of {name}", lambda: nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part))
+    arch = _read_arch(nvml, device, 0, findings)
+    return _describe(arch, _read_text(nvml.nvmlDeviceGetName, part, findings), _read_memory(nvml, part, findings), findings)
 
 
 def _visible(identifiers: list[str], findings: Findings) -> list[int]:
     value = os.environ.get(VISIBLE)
     if value is None:
         return list(range(len(identifiers)))
-    if "MIG-" in value:
-        findings.add(f"{VISIBLE}={value} names parts of devices, which NVML's list does not tell apart: unknown")
-        return []
     chosen, remark = parse_visible(value, identifiers)
     if remark:
         findings.add(f"{VISIBLE}: {remark}")
     return chosen
 
 
-def _read_device(nvml: Any, index: int, handle: Any, findings: Findings) -> Row | None:
+def _is_divided(nvml: Any, handle: Any) -> bool:
     # Devices that know no MIG raise here, which says as much.
     try:
-        is_divided = nvml.nvmlDeviceGetMigMode(handle)[0] == 1
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == 1)
     except Exception:  # noqa: BLE001
-        is_divided = False
-    if is_divided:
-        findings.add(f"device {index} is divided by MIG, and NVML's list does not say which part torch would use: left out")
+        return False
+
+
+def _read_device(nvml: Any, handle: Any, arch: str | None, findings: Findings) -> Row | None:
+    if arch is None:
         return None
-    capability = findings.attempt(f"device {index}'s capability", lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    if capability is None:
-        return None
-    arch = "sm_{}{}".format(*capability)
+    return _describe(arch, _read_text(nvml.nvmlDeviceGetName, handle, findings), _read_memory(nvml, handle, findings), findings)
+
+
+def _describe(arch: str | None, name: str, memory_bytes: int | None, findings: Findings) -> Row | None:
     known = {row.name: row for row in read_archs("hal.cuda")}
     if arch not in known:
-        findings.add(f"device {index} is of arch {arch}, which is not in the table: {', '.join(known)}")
+        findings.add(f"{name or 'a device'} is of arch {arch or 'unknown'}, which is not in the table: {', '.join(known)}")
         return None
-    memory = findings.attempt(f"device {index}'s memory", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
-    name = _read_text(nvml.nvmlDeviceGetName, handle, findings)
-    return {"arch": arch, "name": name or known[arch].sample_part, "memory_bytes": memory, "fp8": known[arch].fp8}
+    row = known[arch]
+    return {"arch": arch, "name": name or row.sample_part, "memory_bytes": memory_bytes, "fp8": row.fp8}
+
+
+def _read_arch(nvml: Any, handle: Any, index: int, findings: Findings) -> str | None:
+    if handle is None:
+        return None
+    what = f"device {index}'s capability"
+    capability = findings.attempt(what, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    return None if capability is None else "sm_{}{}".format(*capability)
+
+
+def _read_memory(nvml: Any, handle: Any, findings: Findings) -> int | None:
+    return findings.attempt("memory of a device", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
 
 
 def _read_text(read: Any, handle: Any, findings: Findings) -> str:

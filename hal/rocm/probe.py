@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hal.common.arch import read_archs
-from hal.common.vendor.probing import Findings, Found, Row, parse_visible, place_rows, probe_quietly
+from hal.common.vendor.probing import Findings, Found, Row, number_rows, parse_visible, place_rows, read_running_torch
 
 # Names of the files and their fields: the Linux kernel's documentation of the amdkfd driver.
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -18,12 +18,12 @@ ALIASES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
 def probe() -> Found:
-    """One row per visible GPU, and sentences on what was looked for; never raises."""
-    return probe_quietly(_look, "AMD devices")
-
-
-def _look() -> Found:
+    """One row per visible GPU, and sentences on what was looked for."""
     findings = Findings()
+    running = findings.attempt("torch.cuda", _read_running_torch)
+    if running is not None:
+        findings.add("torch runs on these devices already")
+        return _finish(running, findings)
     sources: tuple[tuple[str, Callable[[Findings], list[Row]]], ...] = (
         ("the kernel driver's topology", _read_topology),
         ("amdsmi", _read_amdsmi),
@@ -34,9 +34,23 @@ def _look() -> Found:
         rows = findings.attempt(what, partial(read, findings)) or []
         if rows:
             break
-    visible = [rows[index] for index in _visible(rows, findings)]
+    return _finish([rows[index] for index in _visible(rows, findings)], findings)
+
+
+def _finish(visible: list[Row], findings: Findings) -> Found:
     placed = place_rows(_known(visible, findings), "cuda", "hip", findings)
     return [{key: value for key, value in row.items() if key != "uuid"} for row in placed], findings.sentences
+
+
+def _read_running_torch() -> list[Row] | None:
+    """A ROCm torch calls its devices cuda, and their capabilities look like NVIDIA's; only the arch's name tells."""
+    properties = read_running_torch("cuda", "hip")
+    if properties is None:
+        return None
+    return [
+        {"arch": str(one.gcnArchName).partition(":")[0], "name": str(one.name), "memory_bytes": int(one.total_memory)}
+        for one in properties
+    ]
 
 
 def _visible(rows: list[Row], findings: Findings) -> list[int]:
@@ -61,7 +75,7 @@ def _known(rows: list[Row], findings: Findings) -> list[Row]:
     for row in rows:
         if row["arch"] not in archs:
             findings.add(f"{row['name'] or 'a device'} is of arch {row['arch']}, which is not in the table: {', '.join(archs)}")
-    known = [row for row in rows if row["arch"] in archs]
+    known = number_rows([row if row["arch"] in archs else None for row in rows])
     return [{**row, "name": row["name"] or archs[row["arch"]].sample_part, "fp8": archs[row["arch"]].fp8} for row in known]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tomllib
 from collections.abc import Callable
 from ctypes import byref, c_uint32
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hal.common.arch import read_archs
-from hal.common.vendor.probing import Findings, Found, Row, parse_visible, place_rows, probe_quietly
+from hal.common.vendor.probing import Findings, Found, Row, number_rows, parse_visible, place_rows, read_running_torch
 
 CARDS = Path("/sys/class/drm")
 VENDOR = 0x8086
@@ -24,14 +23,13 @@ SELECTOR = "ONEAPI_DEVICE_SELECTOR"
 
 
 def probe() -> Found:
-    """One row per visible GPU, and sentences on what was looked for; never raises."""
-    return probe_quietly(_look, "Intel devices")
-
-
-def _look() -> Found:
+    """One row per visible GPU, and sentences on what was looked for."""
     findings = Findings()
+    running = findings.attempt("torch.xpu", _read_running_torch)
+    if running is not None:
+        findings.add("torch runs on these devices already")
+        return _finish(running, findings)
     sources: tuple[tuple[str, Callable[[Findings], list[Row] | None]], ...] = (
-        ("torch.xpu", _read_running_torch),
         ("Level Zero Sysman", _read_sysman),
         ("the kernel driver's cards", _read_cards),
     )
@@ -41,8 +39,10 @@ def _look() -> Found:
         if rows is not None:
             break
     found = rows or []
-    # What torch lists is filtered already; its own numbering holds.
-    visible = found if _torch_runs() else [found[index] for index in _visible(found, findings)]
+    return _finish(_drop_integrated([found[index] for index in _visible(found, findings)], findings), findings)
+
+
+def _finish(visible: list[Row], findings: Findings) -> Found:
     placed = place_rows(_known(visible, findings), "xpu", "xpu", findings)
     return [{key: value for key, value in row.items() if key != "device_id"} for row in placed], findings.sentences
 
@@ -62,37 +62,41 @@ def _visible(rows: list[Row], findings: Findings) -> list[int]:
     return sorted(chosen)
 
 
-def _known(rows: list[Row], findings: Findings) -> list[Row]:
-    """Rows of the table's archs; integrated parts only where nothing else is there, as torch has it."""
+def _read_ids() -> tuple[dict[int, str], set[int]]:
+    """The arch of each device id, and the ids of integrated parts."""
     data = tomllib.loads(files("hal.xpu").joinpath("devices.toml").read_text(encoding="utf-8"))
     arch_of = {device_id: arch for arch, ids in data.items() if arch != "integrated" for device_id in ids}
+    return arch_of, {device_id for device_id, arch in arch_of.items() if arch in data["integrated"]}
+
+
+def _drop_integrated(rows: list[Row], findings: Findings) -> list[Row]:
+    """Integrated parts only where nothing else is there, as torch has it."""
+    _, integrated = _read_ids()
+    counted = [row for row in rows if row["device_id"] not in integrated] or rows
+    if len(counted) < len(rows):
+        findings.add("the integrated GPU is left out, since there is another")
+    return counted
+
+
+def _known(rows: list[Row], findings: Findings) -> list[Row]:
+    arch_of, _ = _read_ids()
     archs = {row.name: row for row in read_archs("hal.xpu")}
-    known = []
+    known: list[Row | None] = []
     for row in rows:
         arch = arch_of.get(row["device_id"])
         if arch is None:
             findings.add(f"the device {row['device_id']:#06x} ({row['name'] or 'unnamed'}) is of no arch in the table")
-            continue
-        name = row["name"] or archs[arch].sample_part
-        known.append({**row, "arch": arch, "name": name, "fp8": archs[arch].fp8})
-    discrete = [row for row in known if row["arch"] not in data["integrated"]]
-    if discrete and len(discrete) < len(known):
-        findings.add("the integrated GPU is left out, since there is another")
-    return discrete or known
+            known.append(None)
+        else:
+            known.append({**row, "arch": arch, "name": row["name"] or archs[arch].sample_part, "fp8": archs[arch].fp8})
+    return number_rows(known)
 
 
-def _torch_runs() -> bool:
-    xpu = getattr(sys.modules.get("torch"), "xpu", None)
-    return bool(xpu is not None and hasattr(xpu, "is_initialized") and xpu.is_initialized())
-
-
-def _read_running_torch(findings: Findings) -> list[Row] | None:
-    """None unless torch has opened the devices already: asking it first would."""
-    if not _torch_runs():
+def _read_running_torch() -> list[Row] | None:
+    properties = read_running_torch("xpu", "xpu")
+    if properties is None:
         return None
-    findings.add("torch runs on these devices already")
-    xpu = sys.modules["torch"].xpu
-    properties = [xpu.get_device_properties(index) for index in range(xpu.device_count())]
+    # Older releases of torch lack some of these.
     return [
         {
             "device_id": int(getattr(one, "device_id", 0)),
@@ -117,10 +121,28 @@ def _read_sysman(findings: Findings) -> list[Row] | None:
         properties = pyzes.zes_device_properties_t()
         properties.stype = pyzes.ZES_STRUCTURE_TYPE_DEVICE_PROPERTIES
         _check(pyzes, pyzes.zesDeviceGetProperties(handle, byref(properties)), "zesDeviceGetProperties")
-        row = {"device_id": int(properties.core.deviceId), "name": _text(properties.core.name), "memory_bytes": None}
+        row = {"device_id": int(properties.core.deviceId), "name": _text(properties.core.name)}
+        modules = findings.attempt("memory of a device", partial(_read_modules, pyzes, handle)) or []
         is_split = properties.numSubdevices > 0 and os.environ.get(HIERARCHY, "FLAT") != "COMPOSITE"
-        rows += [row] * (properties.numSubdevices if is_split else 1)
+        parts = (
+            [[size for part, size in modules if part in (None, index)] for index in range(properties.numSubdevices)]
+            if is_split
+            else [[size for _, size in modules]]
+        )
+        rows += [{**row, "memory_bytes": sum(sizes) or None} for sizes in parts]
     return rows
+
+
+def _read_modules(pyzes: Any, device: Any) -> list[tuple[int | None, int]]:
+    """A device's memories: the part that each belongs to, None for the whole device's, and its bytes."""
+    modules = []
+    for memory in _list_handles(pyzes, pyzes.zes_mem_handle_t, pyzes.zesDeviceEnumMemoryModules, device):
+        properties, state = pyzes.zes_mem_properties_t(), pyzes.zes_mem_state_t()
+        properties.stype, state.stype = pyzes.ZES_STRUCTURE_TYPE_MEM_PROPERTIES, pyzes.ZES_STRUCTURE_TYPE_MEM_STATE
+        _check(pyzes, pyzes.zesMemoryGetProperties(memory, byref(properties)), "zesMemoryGetProperties")
+        _check(pyzes, pyzes.zesMemoryGetState(memory, byref(state)), "zesMemoryGetState")
+        modules.append((int(properties.subdeviceId) if properties.onSubdevice else None, int(state.size)))
+    return modules
 
 
 def _list_handles(pyzes: Any, kind: Any, read: Any, *parent: Any) -> list[Any]:

@@ -1,55 +1,23 @@
-"""What probing any vendor's devices takes: a time limit, silence, visibility variables, and how torch was built."""
+"""What probing any vendor's devices takes: findings, visibility variables, and how torch was built."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import re
 import sys
-import threading
 from ast import AnnAssign, Assign, Constant, Name, parse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hal.common.quiet import describe_error
+
 Row = dict[str, Any]
 Found = tuple[list[Row], list[str]]
 Value = TypeVar("Value")
 
-SECONDS = 2.0
 _NUMBER = re.compile(r"\s*([+-]?\d+)")
-
-
-def probe_quietly(look: Callable[[], Found], what: str, seconds: float = SECONDS) -> Found:
-    """What `look` finds, its prints swallowed; no rows and a finding where it raises, or has no answer in time."""
-    answer: list[Found] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answer.append(look())
-        except BaseException as error:  # noqa: BLE001 - carried over to the caller's thread
-            failure.append(error)
-
-    # A driver that hangs cannot be interrupted, only left behind: hence a thread that nobody waits for at exit.
-    thread = threading.Thread(target=run, daemon=True, name=f"hal probe of {what}")
-    with contextlib.redirect_stdout(io.StringIO()):
-        thread.start()
-        thread.join(seconds)
-    if answer:
-        return answer[0]
-    if not failure:
-        return [], [f"{what}: no answer within {seconds:g} s"]
-    if isinstance(failure[0], (KeyboardInterrupt, SystemExit)):
-        raise failure[0]
-    return [], [f"{what}: {describe_error(failure[0])}"]
-
-
-def describe_error(error: BaseException) -> str:
-    """An exception as a finding: "Type: message"."""
-    return f"{type(error).__name__}: {error}"
 
 
 @dataclass(slots=True)
@@ -103,6 +71,18 @@ def _find_device(entry: str, identifiers: Sequence[str]) -> int | None:
     return matching[0] if len(matching) == 1 else None
 
 
+def read_running_torch(device_type: str, built_for: str) -> list[Any] | None:
+    """The properties of the devices that torch has opened already, in its own numbering, which visibility has shaped.
+
+    None where torch is not loaded, was built for another vendor or has opened nothing: asking it would create a context.
+    """
+    torch = sys.modules.get("torch")
+    module = getattr(torch, device_type, None)
+    if module is None or getattr(getattr(torch, "version", None), built_for, None) is None or not module.is_initialized():
+        return None
+    return [module.get_device_properties(index) for index in range(module.device_count())]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
     """A torch's version, and that of the accelerator runtime it was built for; None where it was built without."""
@@ -136,7 +116,7 @@ def _parse_version(path: Path, built_for: str) -> TorchBuild:
 
 
 def place_rows(rows: Sequence[Row], device_type: str, built_for: str, findings: Findings) -> list[Row]:
-    """The rows with torch's names of the devices, in order; None, and a finding, where torch cannot use them.
+    """The rows, each with an index among the visible devices, with torch's names; None, and a finding, where it cannot use them.
 
     built_for: torch.version's name of the runtime that the devices need.
     """
@@ -145,4 +125,9 @@ def place_rows(rows: Sequence[Row], device_type: str, built_for: str, findings: 
     if rows and not usable:
         have = f"torch {build.version} is built without {built_for}" if build is not None else "torch is not installed"
         findings.add(f"{len(rows)} devices are here and {have}: they can be planned for, not used")
-    return [{**row, "index": i, "torch_device": f"{device_type}:{i}" if usable else None} for i, row in enumerate(rows)]
+    return [{**row, "torch_device": f"{device_type}:{row['index']}" if usable else None} for row in rows]
+
+
+def number_rows(rows: Sequence[Row | None]) -> list[Row]:
+    """The rows that are known, each with its index among all: torch counts the devices of unknown archs too."""
+    return [{**row, "index": index} for index, row in enumerate(rows) if row is not None]

@@ -12,7 +12,7 @@ class NVMLError(Exception):
 
 
 class FakeNVML(ModuleType):
-    """NVML with some devices: (capability, name, divided by MIG)."""
+    """NVML with some devices: (capability, name, divided by MIG). A divided one has parts MIG-<index><part>-... of 5 GiB."""
 
     def __init__(self, *devices: tuple[tuple[int, int], object, bool]) -> None:
         super().__init__("pynvml")
@@ -33,22 +33,33 @@ class FakeNVML(ModuleType):
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        index = uuid.removeprefix("MIG-")[:1]
+        if not (uuid.startswith("MIG-") and index.isdigit() and int(index) < len(self.devices) and self.devices[int(index)][2]):
+            raise NVMLError("Not Found")
+        return uuid
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, part: str) -> int:
+        return int(part.removeprefix("MIG-")[0])
+
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return f"GPU-{handle}{handle}-aaaa"
 
-    def nvmlDeviceGetName(self, handle: int) -> object:
-        return self.devices[handle][1]
+    def nvmlDeviceGetName(self, handle: int | str) -> object:
+        return "NVIDIA H100 MIG 1g.5gb" if isinstance(handle, str) else self.devices[handle][1]
 
     def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
         if not self.devices[handle][2]:
             raise NVMLError("Not Supported")
         return [1, 1]
 
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int | str) -> tuple[int, int]:
+        if isinstance(handle, str):
+            raise NVMLError("Not Supported")
         return self.devices[handle][0]
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(total=(handle + 1) * GIB)
+    def nvmlDeviceGetMemoryInfo(self, handle: int | str) -> SimpleNamespace:
+        return SimpleNamespace(total=5 * GIB if isinstance(handle, str) else (handle + 1) * GIB)
 
 
 def make_amdsmi(*archs: str) -> ModuleType:
@@ -82,9 +93,25 @@ def make_pyrsmi(*names: str, error: Exception | None = None) -> dict[str, Module
     return {"pyrsmi": package, "pyrsmi.rocml": rocml}
 
 
-def make_torch(**built_for: str) -> ModuleType:
-    """A loaded torch that was built for some accelerators."""
+class Untouchable:
+    """A device module of torch whose every use but is_initialized() would create a context."""
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"{name} would create a context")
+
+
+def make_torch(running: dict[str, list[SimpleNamespace]] | None = None, **built_for: str) -> ModuleType:
+    """A loaded torch that was built for some accelerators; running: the properties of devices that it has opened, by type."""
     module = ModuleType("torch")
     names = {"cuda": None, "hip": None, "xpu": None, **built_for}
     module.version = SimpleNamespace(__version__="2.99", **names)
+    module.cuda, module.xpu = Untouchable(), Untouchable()
+    for device_type, devices in (running or {}).items():
+        opened = SimpleNamespace(
+            is_initialized=lambda: True, device_count=devices.__len__, get_device_properties=devices.__getitem__
+        )
+        setattr(module, device_type, opened)
     return module

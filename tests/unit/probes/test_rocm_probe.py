@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -113,7 +114,6 @@ def test_odd_errors_are_findings(
     install: Install,
     raise_on_import: Callable[[str, BaseException], None],
     error: Exception,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     raise_on_import("amdsmi", error)
     install(**make_pyrsmi(error=error))
@@ -122,7 +122,36 @@ def test_odd_errors_are_findings(
     assert rows == []
     assert f"amdsmi: {text}" in findings
     assert f"pyrsmi: {text}" in findings
-    assert capsys.readouterr().out == ""
+
+
+def test_running_torch_is_asked_for_what_it_sees(install: Install, topology: Callable[..., None]) -> None:
+    topology(90402)
+    opened = SimpleNamespace(gcnArchName="gfx90a:sramecc+:xnack-", name="MI210", total_memory=GIB, major=9, minor=0)
+    install(torch=make_torch(hip="7.0", running={"cuda": [opened]}))
+    rows, findings = probe()
+    assert [(row["arch"], row["memory_bytes"], row["torch_device"]) for row in rows] == [("gfx90a", GIB, "cuda:0")]
+    assert findings == ["torch runs on these devices already"]
+
+
+def test_cudas_torch_that_runs_is_not_asked(install: Install) -> None:
+    opened = SimpleNamespace(major=9, minor=0, name="H100", total_memory=GIB)
+    install(torch=make_torch(cuda="12.9", running={"cuda": [opened]}))
+    assert probe()[0] == []
+
+
+def test_device_of_unknown_arch_keeps_its_number(install: Install, topology: Callable[..., None]) -> None:
+    topology(100300, 90402)
+    install(torch=make_torch(hip="7.0"))
+    rows, findings = probe()
+    assert [(row["arch"], row["torch_device"]) for row in rows] == [("gfx942", "cuda:1")]
+    assert "gfx1030" in findings[0]
+
+
+def test_parts_of_a_device_have_their_own_memory(topology: Callable[..., None], install: Install) -> None:
+    """A divided device is a node per part, each with its own banks."""
+    topology(90402, 90402, 90402)
+    install(torch=make_torch(hip="7.0"))
+    assert [row["memory_bytes"] for row in probe()[0]] == [GIB, 2 * GIB, 3 * GIB]
 
 
 def test_node_that_cannot_be_read_costs_itself_alone(topology: Callable[..., None], install: Install, tmp_path: Path) -> None:

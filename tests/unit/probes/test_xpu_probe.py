@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import Structure, c_char, c_uint32, c_void_p
+from ctypes import Structure, c_char, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -11,7 +11,7 @@ import pytest
 
 from hal.xpu.probe import probe
 
-from .fakes import make_torch
+from .fakes import GIB, make_torch
 
 Install = Callable[..., None]
 MAX_1550, B60, LUNAR_LAKE = 0x0BD5, 0xE211, 0x64A0
@@ -22,6 +22,12 @@ def make_pyzes(*devices: tuple[int, int], init: int = 0) -> ModuleType:
 
     class Core(Structure):
         _fields_ = (("deviceId", c_uint32), ("name", c_char * 32))
+
+    class Memory(Structure):
+        _fields_ = (("stype", c_uint32), ("onSubdevice", c_uint32), ("subdeviceId", c_uint32))
+
+    class State(Structure):
+        _fields_ = (("stype", c_uint32), ("size", c_uint64))
 
     class Properties(Structure):
         _fields_ = (("stype", c_uint32), ("pNext", c_void_p), ("core", Core), ("numSubdevices", c_uint32))
@@ -42,7 +48,26 @@ def make_pyzes(*devices: tuple[int, int], init: int = 0) -> ModuleType:
         given._obj.core.deviceId, given._obj.core.name, given._obj.numSubdevices = device_id, b"Intel GPU", parts
         return 0
 
+    def list_memories(device, count, handles):
+        parts = devices[device - 1][1]
+        count._obj.value = max(parts, 1)
+        for index in range(max(parts, 1) if handles is not None else 0):
+            handles[index] = 10 * device + index + 1
+        return 0
+
+    def describe_memory(handle, given):
+        given._obj.onSubdevice, given._obj.subdeviceId = devices[handle // 10 - 1][1] > 0, handle % 10 - 1
+        return 0
+
+    def measure_memory(handle, given):
+        given._obj.size = (handle % 10) * GIB
+        return 0
+
     module = ModuleType("pyzes")
+    module.zes_mem_handle_t, module.zes_mem_properties_t, module.zes_mem_state_t = c_void_p, Memory, State
+    module.ZES_STRUCTURE_TYPE_MEM_PROPERTIES, module.ZES_STRUCTURE_TYPE_MEM_STATE = 2, 3
+    module.zesDeviceEnumMemoryModules, module.zesMemoryGetProperties = list_memories, describe_memory
+    module.zesMemoryGetState = measure_memory
     module.ZE_RESULT_SUCCESS, module.ZES_STRUCTURE_TYPE_DEVICE_PROPERTIES = 0, 1
     module.zes_driver_handle_t, module.zes_device_handle_t = c_void_p, c_void_p
     module.zes_device_properties_t = Properties
@@ -68,10 +93,19 @@ def cards(tmp_path: Path) -> Callable[..., None]:
 def test_parts_of_a_device_count_on_their_own(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install(pyzes=make_pyzes((MAX_1550, 2)), torch=make_torch(xpu="2025.2"))
     rows, findings = probe()
-    assert [(row["arch"], row["torch_device"]) for row in rows] == [("pvc", "xpu:0"), ("pvc", "xpu:1")]
+    assert [(row["torch_device"], row["memory_bytes"]) for row in rows] == [("xpu:0", GIB), ("xpu:1", 2 * GIB)]
     assert findings == []
     monkeypatch.setenv("ZE_FLAT_DEVICE_HIERARCHY", "COMPOSITE")
-    assert len(probe()[0]) == 1
+    assert [row["memory_bytes"] for row in probe()[0]] == [3 * GIB]
+
+
+def test_memory_that_cannot_be_read_is_unknown(install: Install) -> None:
+    pyzes = make_pyzes((B60, 0))
+    pyzes.zesMemoryGetState = lambda *_: 0x78000003
+    install(pyzes=pyzes, torch=make_torch(xpu="2025.2"))
+    (row,), findings = probe()
+    assert (row["arch"], row["memory_bytes"]) == ("bmg", None)
+    assert "zesMemoryGetState returned 0x78000003" in findings[0]
 
 
 def test_integrated_device_gives_way_to_another(install: Install) -> None:
@@ -118,19 +152,18 @@ def test_torch_without_xpu_leaves_devices_for_planning(cards: Callable[..., None
 
 
 def test_running_torch_is_asked_and_one_that_is_not_is_left_alone(install: Install) -> None:
-    torch = make_torch(xpu="2025.2")
-    properties = SimpleNamespace(device_id=MAX_1550, name="Max 1550", total_memory=2**36)
-
-    def forbidden(*_: object) -> None:
-        raise AssertionError("this would create a context")
-
-    torch.xpu = SimpleNamespace(is_initialized=lambda: False, device_count=forbidden, get_device_properties=forbidden)
-    install(torch=torch, pyzes=make_pyzes((B60, 0)))
+    opened = SimpleNamespace(device_id=MAX_1550, name="Max 1550", total_memory=2**36)
+    install(torch=make_torch(xpu="2025.2"), pyzes=make_pyzes((B60, 0)))
     assert [row["arch"] for row in probe()[0]] == ["bmg"]
-    torch.xpu = SimpleNamespace(
-        is_initialized=lambda: True, device_count=lambda: 1, get_device_properties=lambda _index: properties
-    )
+    install(torch=make_torch(xpu="2025.2", running={"xpu": [opened]}))
     assert [(row["arch"], row["memory_bytes"]) for row in probe()[0]] == [("pvc", 2**36)]
+
+
+def test_device_of_unknown_arch_keeps_its_number(install: Install) -> None:
+    install(pyzes=make_pyzes((0x1234, 0), (B60, 0)), torch=make_torch(xpu="2025.2"))
+    rows, findings = probe()
+    assert [(row["arch"], row["torch_device"]) for row in rows] == [("bmg", "xpu:1")]
+    assert "0x1234" in findings[0]
 
 
 @pytest.mark.parametrize("error", [OSError("libze_loader.so.1"), KeyError("ze"), RuntimeError("driver")])
