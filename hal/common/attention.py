@@ -13,7 +13,7 @@ from hal.config import LayerShape, MLAShape
 from .backend import Backend
 from .batch import Batch
 from .device_batch import DeviceBatch
-from .errors import BackendError, BatchError, LayoutError, NotBuiltError
+from .errors import BackendError, BatchError, InputError, LayoutError, NotBuiltError
 from .kernels import IndexInputs, KVCache
 from .metadata import MetadataBuilder
 from .mla import MLAWeights, attend_mla
@@ -58,13 +58,16 @@ class _PagedLayer:
 class Attention:
     """Attention over paged caches for every layer of a plan; made by plan.open or plan.bind.
 
-    pages: which pages of the caches are in use. caches: by layer id, index keys under (layer id, "index").
+    pools: which pages of the caches are in use, by cache group; the same pool for every group where page ids are the same.
+    caches: by layer id, index keys under (layer id, "index").
     """
 
-    def __init__(self, plan: Plan, opened: Mapping[str, Backend], caches: Mapping[CacheKey, KVCache], num_blocks: int) -> None:
+    def __init__(
+        self, plan: Plan, opened: Mapping[str, Backend], caches: Mapping[CacheKey, KVCache], pools: tuple[PagePool, ...]
+    ) -> None:
         device = find_torch_device(plan)
         self.plan = plan
-        self.pages = PagePool(num_blocks)
+        self.pools = pools
         self.caches = dict(caches)
         self._kernels = {
             layer.layer_id: LayerKernels(selection.providers, opened)
@@ -78,7 +81,7 @@ class Attention:
         self._device = torch.device(device)
         self._arithmetic = _arithmetic(plan, opened)
         self._can_mask = _can_mask(plan, opened)
-        self._builder = MetadataBuilder(plan, num_blocks, device, can_mask=self._can_mask)
+        self._builder = MetadataBuilder(plan, pools, device, can_mask=self._can_mask)
         self._topk = TopkState(plan, device)
         self._warmup = WarmupMonitor(plan, opened)
         self._workspaces = [(backend, _make_workspaces(backend, plan, device)) for backend in opened.values()]
@@ -96,6 +99,14 @@ class Attention:
         for backend, buffers in self._workspaces:
             backend.prepare_step(metadata, buffers)
         return metadata
+
+    @property
+    def pages(self) -> PagePool:
+        """The pool of all cache groups; InputError where each group has one of its own."""
+        if len(set(map(id, self.pools))) > 1:
+            sizes = ", ".join(str(pool.num_pages) for pool in self.pools)
+            raise InputError(f"each cache group has a pool of its own ({sizes} pages); use pools[group]")
+        return self.pools[0]
 
     @property
     def lost_tokens(self) -> int:

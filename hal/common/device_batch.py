@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .block_ids import TableRules
 from .errors import BatchError
 from .limits import Limits
 
@@ -98,7 +99,7 @@ def make_device_batch(
     )
 
 
-def check_device_batch(batch: DeviceBatch, limits: Limits, block_size: int, num_groups: int, device: torch.device) -> None:
+def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, device: torch.device) -> None:
     """Nothing, or BatchError where what the host can see breaks a limit of the plan."""
     for name, value, limit in (
         ("requests", batch.num_reqs, limits.max_num_seqs),
@@ -109,14 +110,13 @@ def check_device_batch(batch: DeviceBatch, limits: Limits, block_size: int, num_
             raise BatchError(f"{value} {name} in a step, the plan allows {limit}")
     if batch.max_query_len > batch.max_seq_len:
         raise BatchError(f"max_query_len {batch.max_query_len} exceeds max_seq_len {batch.max_seq_len}, which includes it")
-    if len(batch.block_tables) not in (1, num_groups):
-        raise BatchError(f"{len(batch.block_tables)} block tables; expected one, or one per cache group ({num_groups})")
-    needed = -(-batch.max_seq_len // block_size)
+    rules.for_tables(len(batch.block_tables))
+    needed = -(-batch.max_seq_len // rules.page_tokens)
     for table in batch.block_tables:
         if table.shape[1] < needed:
             raise BatchError(
                 f"the block table has {table.shape[1]} columns; max_seq_len {batch.max_seq_len} needs {needed} pages of "
-                f"{block_size} tokens"
+                f"{rules.page_tokens} tokens"
             )
     if batch.seq_lens.device.type != device.type:
         raise BatchError(f"the batch lies on {batch.seq_lens.device}, the plan runs on {device}")

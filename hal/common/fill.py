@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from .batch import Batch
+from .block_ids import TableRules, first_columns, forget_blocks
 from .device_batch import DeviceBatch
 
 Ints = npt.NDArray[Any]
@@ -60,9 +61,10 @@ def arrange(batch: Batch, decode_len: int) -> HostStep:
     )
 
 
-def fill_from_host(step: HostStep, arrays: Mapping[str, Ints], block_size: int) -> None:
+def fill_from_host(step: HostStep, arrays: Mapping[str, Ints], block_size: int, rules: TableRules) -> None:
     """Write a host batch into the host arrays, in both orders; padded rows are neutral."""
     _fill_engine_order(step, arrays, block_size)
+    _forget_freed_pages(step.batch, arrays["tables"], rules)
     _fill_execution_order(step, arrays)
 
 
@@ -98,6 +100,15 @@ def _fill_engine_order(step: HostStep, arrays: Mapping[str, Ints], block_size: i
         slots[tail] = -1
 
 
+def _forget_freed_pages(batch: Batch, tables: Ints, rules: TableRules) -> None:
+    """Leave -1 where a table names no page behind a window: kernels of libraries look such columns up, and skip it."""
+    for group, table in enumerate(tables):
+        rule = rules.shared if len(batch.block_tables) == 1 and rules.shared is not None else rules.groups[group]
+        if rule.window is not None and batch.num_reqs:
+            first = first_columns(batch.seq_lens - batch.query_lens, rule.window, rules.page_tokens)
+            forget_blocks(table[: batch.num_reqs], int(first.max()), rule.num_blocks)
+
+
 def _fill_execution_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:
     batch, order, num_decodes = step.batch, step.order, step.num_decodes
     num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
@@ -123,7 +134,7 @@ def _fill_execution_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:
 
 
 def fill_from_device(
-    batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], block_size: int, num_blocks: int, num_decodes: int
+    batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], block_size: int, rules: TableRules, num_decodes: int
 ) -> torch.Tensor:
     """Write a device batch into the device arrays; bool [tokens], True where a real token's page is none of the pool's.
 
@@ -143,11 +154,11 @@ def fill_from_device(
     arrays["phase_req_id"][:tokens] = req_id - (req_id >= num_decodes).to(torch.int32) * num_decodes
     arrays["decode_starts"][: num_decodes + 1] = starts[: num_decodes + 1]
     arrays["prefill_starts"][: requests - num_decodes + 1] = starts[num_decodes:] - starts[num_decodes]
-    return _fill_slots(batch, arrays, block_size, num_blocks, is_real)
+    return _fill_slots(batch, arrays, block_size, rules, is_real)
 
 
 def _fill_slots(
-    batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], block_size: int, num_blocks: int, is_real: torch.Tensor
+    batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], block_size: int, rules: TableRules, is_real: torch.Tensor
 ) -> torch.Tensor:
     requests, tokens = batch.num_reqs, batch.num_tokens
     req_id, positions = arrays["req_id"][:tokens], arrays["positions"][:tokens]
@@ -165,7 +176,7 @@ def _fill_slots(
             slots.fill_(-1)
             continue
         block = table[req_id, page.clamp(max=columns - 1)]
-        usable = (block >= 0) & (block < num_blocks) & (page < columns)
+        usable = (block >= 0) & (block < rules.groups[group].num_blocks) & (page < columns)
         lost |= is_real & ~usable
         slots.copy_(torch.where(usable & is_real, block.long() * block_size + positions % block_size, -1))
     return lost

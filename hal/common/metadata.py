@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from .batch import Batch
+from .block_ids import make_rules
 from .chunks import plan_scores
 from .device_batch import DeviceBatch, check_device_batch
 from .environment import read_variable
@@ -16,6 +17,7 @@ from .errors import BatchError, InputError
 from .fill import arrange, fill_from_device, fill_from_host, step_regions
 from .kernels import IndexerChunk, PagedBatch
 from .mla_runs import plan_runs
+from .pages import PagePool
 from .staging import Staging
 from .step import GroupStep, MLAKind, MLARun, Phase, StepMetadata, mla_kind
 from .validation import check_batch
@@ -28,12 +30,13 @@ if TYPE_CHECKING:
 class MetadataBuilder:
     """Turns batches into StepMetadata in persistent buffers; everything it knows of the model comes from the plan.
 
-    can_mask: the varlen kernel takes an explicit choice of keys, so that a pruned prefill may be decompressed.
+    pools: one for each cache group. can_mask: the varlen kernel takes an explicit choice of keys, so that a pruned prefill may
+    be decompressed.
     """
 
-    def __init__(self, plan: Plan, num_blocks: int, torch_device: str, can_mask: bool = False) -> None:
+    def __init__(self, plan: Plan, pools: tuple[PagePool, ...], torch_device: str, can_mask: bool = False) -> None:
         self.plan = plan
-        self.num_blocks = num_blocks
+        self.rules = make_rules(plan, pools)
         self.step_id = 0
         self._can_mask = can_mask
         self._kinds = _mla_kinds(plan)
@@ -64,21 +67,22 @@ class MetadataBuilder:
         query_lens = np.full(num_reqs, num_tokens // num_reqs)
         query_lens[: num_tokens % num_reqs] += 1
         pages = -(-int(query_lens.max()) // self.plan.block_size)
-        made_up = Batch(query_lens, query_lens, np.zeros((num_reqs, pages), np.int32))
+        tables = [np.zeros((num_reqs, pages), np.int32)] * (1 if self.rules.shared is not None else self._num_groups)
+        made_up = Batch(query_lens, query_lens, tables)
         self._cursor = 0
         # A captured graph is replayed with longer requests: what is chosen by the longest must hold for any.
-        metadata = self._build_from_host(made_up, self.plan.limits.max_model_len)
+        metadata = self._build_from_host(made_up, self.plan.limits.max_model_len, is_written=False)
         # Its pages belong to running requests: the made-up tokens must not be written to them.
         self._staging.host["slots"][:, :num_tokens] = -1
         self._staging.upload()
         return metadata
 
-    def _build_from_host(self, batch: Batch, at_least: int = 0) -> StepMetadata:
+    def _build_from_host(self, batch: Batch, at_least: int = 0, *, is_written: bool = True) -> StepMetadata:
         plan = self.plan
-        check_batch(batch, plan.limits, plan.block_size, self.num_blocks, self._num_groups)
+        check_batch(batch, plan.limits, self.rules, is_written=is_written)
         self.step_id += 1
         step = arrange(batch, 1 + plan.num_spec_tokens)
-        fill_from_host(step, self._staging.host, plan.block_size)
+        fill_from_host(step, self._staging.host, plan.block_size, self.rules)
         order, first = step.order, step.num_decodes
         queries, lengths = batch.query_lens, batch.seq_lens
         if order is not None:
@@ -107,7 +111,7 @@ class MetadataBuilder:
 
     def _build_from_device(self, batch: DeviceBatch) -> StepMetadata:
         plan, device = self.plan, self._staging.device
-        check_device_batch(batch, plan.limits, plan.block_size, self._num_groups, self._lost.device)
+        check_device_batch(batch, plan.limits, self.rules, self._lost.device)
         first = batch.count_decodes(1 + plan.num_spec_tokens)
         decode_tokens = batch.count_decode_tokens(first, 1 + plan.num_spec_tokens)
         self.step_id += 1
@@ -123,12 +127,12 @@ class MetadataBuilder:
         )
         self._staging.upload()
         # After the upload, which would overwrite what is computed on the device.
-        lost = fill_from_device(batch, device, plan.block_size, self.num_blocks, first)
+        lost = fill_from_device(batch, device, plan.block_size, self.rules, first)
         if batch.slot_mapping is None:
             self._lost += lost.sum()
             if read_variable("HAL_DEBUG") == "1" and bool(lost.any()):
                 token = int(lost.nonzero()[0])
-                raise BatchError(f"token {token} lies on a page that is none of the pool's {self.num_blocks}")
+                raise BatchError(f"token {token} lies on a page that is none of the pool's")
         return metadata
 
     def _run_numbers(self, kind: MLAKind) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,32 +10,51 @@ import torch
 from .attention import Attention, CacheKey, find_torch_device, open_backends
 from .errors import CapacityError, InputError, LayoutError, NotBuiltError
 from .kernels import KVCache
+from .limits import check_positive_int
+from .pages import make_pools
 
 if TYPE_CHECKING:
     from .plan import CacheSpec, Plan
 
 
-def open_attention(plan: Plan, num_blocks: int | None, group: Any) -> Attention:
+def open_attention(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, int] | None, group: Any) -> Attention:
     """An Attention on zero-filled caches of its own; CapacityError where they would not fit."""
     _check_ranks(plan, group)
-    blocks = plan.default_num_blocks() if num_blocks is None else num_blocks
-    if blocks < 1:
-        raise InputError(f"num_blocks is {blocks}; expected at least 1")
+    blocks = _blocks_per_group(plan, num_blocks)
     device, where = plan.device, find_torch_device(plan)
-    needed = blocks * plan.page_bytes
+    needed = sum(count * group.page_bytes for count, group in zip(blocks, plan.groups, strict=False))
     if device.memory_bytes is not None and needed > device.memory_bytes:
+        counts = f"{blocks[0]} pages" if len(set(blocks)) == 1 else f"pools of {', '.join(map(str, blocks))} pages"
         fit = device.memory_bytes // max(1, plan.page_bytes)
         raise CapacityError(
-            f"{blocks} pages take {needed} bytes and {device.target} has {device.memory_bytes}; at most {fit} pages fit"
+            f"{counts} take {needed} bytes and {device.target} has {device.memory_bytes}; at most {fit} pages of every group fit"
         )
     # A library that does not load is found out before any memory is taken.
     opened = open_backends(plan)
     caches: dict[CacheKey, KVCache] = {}
     for spec in plan.cache_specs():
         dtype = getattr(torch, spec.layout.dtype)
-        storage = torch.zeros(spec.shape(blocks), dtype=dtype, device=where)
+        storage = torch.zeros(spec.shape(blocks[spec.group]), dtype=dtype, device=where)
         caches[spec.key] = KVCache(storage, spec.layout, spec.block_size, spec.block_size)
-    return Attention(plan, opened, caches, blocks)
+    is_single = num_blocks is None or isinstance(num_blocks, int)
+    return Attention(plan, opened, caches, make_pools(blocks, is_single=is_single))
+
+
+def _blocks_per_group(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, int] | None) -> tuple[int, ...]:
+    """Pages of each cache group; InputError where the counts are not one, or one for each group."""
+    groups = range(max(1, len(plan.groups)))
+    if num_blocks is None:
+        num_blocks = plan.default_num_blocks()
+    if isinstance(num_blocks, Mapping):
+        if set(num_blocks) != set(groups):
+            raise InputError(f"num_blocks names the groups {sorted(num_blocks)}; the plan has {list(groups)}")
+        num_blocks = tuple(num_blocks[group] for group in groups)
+    blocks = (num_blocks,) * len(groups) if isinstance(num_blocks, int) else tuple(num_blocks)
+    if len(blocks) != len(groups):
+        raise InputError(f"num_blocks has {len(blocks)} entries; expected one number, or one for each of {len(groups)} groups")
+    for count in blocks:
+        check_positive_int("num_blocks", count)
+    return blocks
 
 
 def bind_attention(plan: Plan, tensors: Mapping[CacheKey, torch.Tensor], group: Any) -> Attention:
@@ -47,11 +66,14 @@ def bind_attention(plan: Plan, tensors: Mapping[CacheKey, torch.Tensor], group: 
             f"caches are missing for {sorted(map(str, specs.keys() - tensors.keys()))} "
             f"and unknown for {sorted(map(str, tensors.keys() - specs.keys()))}; plan.cache_specs() has the keys"
         )
-    counts = {key: tensor.shape[0] for key, tensor in tensors.items()}
-    if len(set(counts.values())) > 1:
-        raise LayoutError(f"every cache needs as many pages, got {counts}")
+    blocks = []
+    for cache_group in plan.groups:
+        counts = {key: tensor.shape[0] for key, tensor in tensors.items() if specs[key].group == cache_group.group_id}
+        if len(set(counts.values())) > 1:
+            raise LayoutError(f"every cache of group {cache_group.group_id} needs as many pages, got {counts}")
+        blocks += list(counts.values())[:1]
     caches = {key: _bind_cache(specs[key], tensor, plan) for key, tensor in tensors.items()}
-    return Attention(plan, open_backends(plan), caches, next(iter(counts.values()), 0))
+    return Attention(plan, open_backends(plan), caches, make_pools(blocks or [0], is_single=len(set(blocks)) < 2))
 
 
 def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, plan: Plan) -> KVCache:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
 
 from .errors import CapacityError, InputError
 
 
 class PagePool:
-    """Page ids 0 to num_pages - 1, handed out once and counted; page i is page i of every layer's cache."""
+    """Page ids 0 to num_pages - 1, handed out once and counted; page i is page i of every cache that the pool serves.
+
+    num_shared: pages with more than one holder. is_shared: bool [num_pages], True for those; nobody may write to them.
+    """
 
     def __init__(self, num_pages: int) -> None:
         # A heap: the lowest pages go first, so that a request's pages tend to lie end to end, which some kernels need not copy.
         self._free = list(range(num_pages))
         self._holders = [0] * num_pages
+        self.num_shared = 0
+        self.is_shared: npt.NDArray[np.bool_] = np.zeros(num_pages, np.bool_)
 
     @property
     def num_pages(self) -> int:
@@ -26,6 +34,11 @@ class PagePool:
     def num_free(self) -> int:
         """Pages that allocate() can still give."""
         return len(self._free)
+
+    def holders(self, page: int) -> int:
+        """How many hold a page; InputError for a page of another pool."""
+        self._check_own(page)
+        return self._holders[page]
 
     def allocate(self, count: int) -> list[int]:
         """`count` pages that nobody holds; CapacityError, with nothing taken, where there are fewer."""
@@ -46,6 +59,8 @@ class PagePool:
         self._check_held(set(wanted))
         for page in wanted:
             self._holders[page] += 1
+            if self._holders[page] == 2:
+                self._mark_shared(page, True)
         return wanted
 
     def free(self, pages: Iterable[int]) -> None:
@@ -56,10 +71,26 @@ class PagePool:
             self._holders[page] -= 1
             if not self._holders[page]:
                 heappush(self._free, page)
+            elif self._holders[page] == 1:
+                self._mark_shared(page, False)
 
     def _check_held(self, pages: Iterable[int]) -> None:
         for page, count in Counter(pages).items():
-            if not 0 <= page < self.num_pages:
-                raise InputError(f"page {page} is not of this pool, which has pages 0 to {self.num_pages - 1}")
+            self._check_own(page)
             if count > self._holders[page]:
                 raise InputError(f"page {page} is held {self._holders[page]} times and named {count} times; freed twice?")
+
+    def _check_own(self, page: int) -> None:
+        if not 0 <= page < self.num_pages:
+            raise InputError(f"page {page} is not of this pool, which has pages 0 to {self.num_pages - 1}")
+
+    def _mark_shared(self, page: int, is_shared: bool) -> None:
+        self.is_shared[page] = is_shared
+        self.num_shared += 1 if is_shared else -1
+
+
+def make_pools(blocks: Sequence[int], *, is_single: bool) -> tuple[PagePool, ...]:
+    """A pool for each cache group, by its number of pages; is_single: the same one for all, since page ids are the same."""
+    if is_single:
+        return (PagePool(blocks[0]),) * len(blocks)
+    return tuple(PagePool(count) for count in blocks)

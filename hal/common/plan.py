@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import model_dtype_name
 
+from .capacity import count_blocks, count_tokens
 from .device import Device, detect
 from .layouts import Layout, block_table_width, layer_index_layout, layer_layout
 from .limits import Limits
@@ -57,7 +58,10 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroup:
-    """Layers whose pages have one size and one lifetime, so that one block table serves them all."""
+    """Layers whose pages have one size and one lifetime, so that one block table serves them all.
+
+    window: how many keys, its own included, a token sees at most in any layer that reads the group; None where it may see all.
+    """
 
     group_id: int
     part: str
@@ -70,6 +74,11 @@ class CacheGroup:
     def bytes_per_token(self) -> int:
         """Bytes of one token over the group's layers."""
         return self.layout.bytes_per_token * len(self.layer_ids)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over the group's layers."""
+        return self.layout.page_bytes(self.block_size) * len(self.layer_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +115,7 @@ class Plan:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers."""
-        return sum(spec.page_bytes for spec in self.cache_specs())
+        return sum(group.page_bytes for group in self.groups)
 
     @property
     def block_table_width(self) -> int:
@@ -118,16 +127,38 @@ class Plan:
         """Bytes of every buffer beside the caches."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of one column of a block table: a page of every decode-context rank."""
+        return self.block_size * self.parallel.dcp
+
     def max_tokens(self, memory_bytes: int) -> int:
         """Tokens that hal's own pools hold in some memory beside the workspace, in whole pages, over all requests together.
 
-        A page counts every layer in full: those that a window has left behind are not freed. The lengths that a model's
-        windows would allow are shape.max_tokens.
+        One pool for all groups: a page counts every layer in full, and none is freed before every layer is done with it.
+        The lengths that a model's windows would allow are shape.max_tokens.
         """
         room = memory_bytes - self.workspace_bytes
         if not self.page_bytes:
             return 0
         return max(0, room // self.page_bytes) * self.block_size
+
+    def max_tokens_per_group(self, memory_bytes: int) -> int:
+        """The same with a pool for each group, as large as blocks_per_group() makes them and freed behind windows.
+
+        No more than max_num_seqs requests of max_model_len, since window groups alone would set no bound.
+        """
+        return count_tokens(self, memory_bytes - self.workspace_bytes) if self.page_bytes else 0
+
+    def blocks_per_group(self, num_tokens: int | None = None) -> tuple[int, ...]:
+        """Pages of each group's own pool, for open(), that always suffice for so many tokens over all requests.
+
+        num_tokens: in whole pages; max_num_seqs requests of max_model_len each by default. Where a window limits what is
+        read, max_num_seqs windows and one step's max_num_batched_tokens are enough, provided that pages behind a window are
+        freed before each step.
+        """
+        pages = self.default_num_blocks() if num_tokens is None else -(-num_tokens // self.page_tokens)
+        return tuple(max(1, count_blocks(self, group, pages)) for group in self.groups)
 
     def default_num_blocks(self) -> int:
         """Pages for max_num_seqs requests of max_model_len each."""
@@ -161,17 +192,22 @@ class Plan:
             "layers": [_selection_dict(selection) for selection in self.selections],
         }
 
-    def open(self, num_blocks: int | None = None, group: Any = None) -> Attention:
+    def open(self, num_blocks: int | Sequence[int] | Mapping[int, int] | None = None, group: Any = None) -> Attention:
         """An Attention on caches of hal's own, zero-filled, of num_blocks pages (default_num_blocks by default).
 
-        CapacityError, before anything is allocated, where they do not fit in the device's memory.
+        One number: one pool and one page numbering for all cache groups. A number per group (in order, or by group id): a pool
+        and a block table for each. CapacityError, before anything is allocated, where they do not fit in the device's memory.
         """
         from .opening import open_attention
 
         return open_attention(self, num_blocks, group)
 
     def bind(self, caches: Mapping[int | tuple[int, str], torch.Tensor], group: Any = None) -> Attention:
-        """An Attention on the engine's own tensors, keyed and shaped as cache_specs() says; LayoutError where one is not."""
+        """An Attention on the engine's own tensors, keyed and shaped as cache_specs() says; LayoutError where one is not.
+
+        All of them with as many pages: one page numbering for all groups, or a block table for each. Page counts that differ
+        between groups: a table for each.
+        """
         from .opening import bind_attention
 
         return bind_attention(self, caches, group)
@@ -272,20 +308,31 @@ def _group_layers(
     parallel: Parallel,
     block_size: int,
 ) -> tuple[CacheGroup, ...]:
+    windows = _read_windows(layers)
     members: dict[tuple[str, Layout, int | None], list[int]] = {}
     for layer, selection in zip(layers, selections, strict=True):
         if selection is None:
             continue
         if layer.owns_kv:
             layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp)
-            members.setdefault(("kv", layout, layer.window), []).append(layer.layer_id)
+            members.setdefault(("kv", layout, windows[layer.layer_id]), []).append(layer.layer_id)
         if layer.indexer is not None and layer.indexer.owns:
-            members.setdefault(("index", layer_index_layout(layer, dtype), layer.window), []).append(layer.layer_id)
+            # An indexer scores every key, whatever its layer's window.
+            members.setdefault(("index", layer_index_layout(layer, dtype), None), []).append(layer.layer_id)
     ordered = sorted(members.items(), key=lambda item: (item[0][0] != "kv", item[1][0]))
     return tuple(
         CacheGroup(group_id=i, part=part, layer_ids=tuple(ids), layout=layout, block_size=block_size, window=window)
         for i, ((part, layout, window), ids) in enumerate(ordered)
     )
+
+
+def _read_windows(layers: tuple[LayerShape, ...]) -> dict[int, int | None]:
+    """By layer that owns KV: the widest window of those that read it; None where one of them may read any key."""
+    windows: dict[int, int | None] = {}
+    for layer in layers:
+        known = windows.get(layer.kv_source, 0)
+        windows[layer.kv_source] = None if layer.window is None or known is None else max(layer.window, known)
+    return windows
 
 
 def _selection_dict(selection: Selection | None) -> dict[str, Any] | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from .batch import Batch
+from .block_ids import TableRule, TableRules, check_writes, find_wrong_block, first_columns
 from .errors import BatchError
 from .limits import Limits
 
 
-def check_batch(batch: Batch, limits: Limits, block_size: int, num_blocks: int, num_groups: int) -> None:
-    """Nothing, or BatchError with the values."""
+def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: bool = True) -> None:
+    """Nothing, or BatchError with the values. is_written: the new tokens will be written to the pages that the tables name."""
     if batch.num_reqs > limits.max_num_seqs:
         raise BatchError(f"{batch.num_reqs} requests in a step, the plan allows max_num_seqs = {limits.max_num_seqs}")
     if batch.num_tokens > limits.max_num_batched_tokens:
@@ -25,11 +25,11 @@ def check_batch(batch: Batch, limits: Limits, block_size: int, num_blocks: int, 
         request = int(batch.seq_lens.argmax())
         raise BatchError(f"request {request} has seq_len {longest}, the plan allows max_model_len = {limits.max_model_len}")
     _check_padding(batch, limits)
-    if len(batch.block_tables) not in (1, num_groups):
-        raise BatchError(f"{len(batch.block_tables)} block tables; expected one, or one per cache group ({num_groups})")
-    pages = -(-batch.seq_lens // block_size)
-    for table in batch.block_tables:
-        _check_table(table, pages, num_blocks, block_size)
+    pages = -(-batch.seq_lens // rules.page_tokens)
+    for table, rule in zip(batch.block_tables, rules.for_tables(len(batch.block_tables)), strict=True):
+        _check_table(batch, table, pages, rule, rules.page_tokens)
+        if is_written:
+            check_writes(table, batch.query_lens, batch.seq_lens, rule.pool, rules.page_tokens)
 
 
 def _check_padding(batch: Batch, limits: Limits) -> None:
@@ -48,19 +48,17 @@ def _check_padding(batch: Batch, limits: Limits) -> None:
         )
 
 
-def _check_table(table: npt.NDArray[Any], pages: npt.NDArray[Any], num_blocks: int, block_size: int) -> None:
+def _check_table(batch: Batch, table: npt.NDArray[Any], pages: npt.NDArray[Any], rule: TableRule, page_tokens: int) -> None:
     needed = int(pages.max(initial=0))
     if table.shape[1] < needed:
         request = int(pages.argmax())
         raise BatchError(
-            f"the block table has {table.shape[1]} columns; request {request} needs {needed} pages of {block_size} tokens"
+            f"the block table has {table.shape[1]} columns; request {request} needs {needed} pages of {page_tokens} tokens"
         )
-    if not needed or (int(table[:, :needed].min()) >= 0 and int(table[:, :needed].max()) < num_blocks):
-        return
-    live = np.arange(needed)[None, :] < pages[:, None]
-    wrong = np.argwhere(live & ((table[:, :needed] < 0) | (table[:, :needed] >= num_blocks)))
-    if wrong.size:
-        request, column = (int(index) for index in wrong[0])
-        raise BatchError(
-            f"request {request} has block {table[request, column]} in column {column}; blocks are 0 to {num_blocks - 1}"
-        )
+    first = first_columns(batch.seq_lens - batch.query_lens, rule.window, page_tokens)
+    wrong = find_wrong_block(table, first, pages, rule.num_blocks)
+    if wrong is not None:
+        request, column = wrong
+        blocks = f"blocks are 0 to {rule.num_blocks - 1}"
+        behind = f"; columns before {first[request]} lie behind the window of {rule.window}" if first[request] else ""
+        raise BatchError(f"request {request} has block {table[request, column]} in column {column}; {blocks}{behind}")

@@ -127,6 +127,10 @@ class Histories(RuleBasedStateMachine):
     def the_count_is_right(self) -> None:
         assert self.pool.num_pages == self.SIZE
         assert self.pool.num_free == self.SIZE - len(self.holders)
+        assert [self.pool.holders(page) for page in range(self.SIZE)] == [self.holders.get(page, 0) for page in range(self.SIZE)]
+        shared = {page for page, count in self.holders.items() if count > 1}
+        assert set(self.pool.is_shared.nonzero()[0].tolist()) == shared
+        assert self.pool.num_shared == len(shared)
 
 
 TestHistories = Histories.TestCase
