@@ -18,8 +18,8 @@ def layer_bytes(layer: LayerShape, length: int, kv_layout: str, dtype: object, t
     """Bytes that one layer keeps of a sequence: the rows of its window, chunk or whole length, compressed entries, index keys."""
     kept = min(length, layer.window or length, layer.chunk or length)
     entries = length // layer.compress_ratio if layer.compress_ratio else 0
-    rows = kept + (entries if layer.entry_source == layer.layer_id else 0)
-    keys = entries if layer.kind == "compressed" else length
+    rows = kept + (entries if layer.owns_entries else 0)
+    keys = length // layer.tokens_per_index_key
     return rows * layer.kv_bytes_per_token(kv_layout, dtype, tp) + keys * layer.index_bytes_per_token(dtype=dtype)
 
 

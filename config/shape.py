@@ -111,6 +111,26 @@ class LayerShape:
         """Whether this layer has a cache of its own."""
         return self.kind in ("attention", "mla", "compressed") and self.kv_source == self.layer_id
 
+    @property
+    def owns_entries(self) -> bool:
+        """Whether this layer makes compressed entries, for itself and for the layers that read them."""
+        return bool(self.compress_ratio) and self.entry_source == self.layer_id
+
+    @property
+    def compress_span(self) -> int:
+        """Tokens that one compressed entry is made of, 0 without a ratio.
+
+        Where an indexer picks entries, groups overlap: an entry also holds what the group before left for it.
+        """
+        return (self.compress_ratio or 0) * (2 if self.indexer is not None else 1)
+
+    @property
+    def tokens_per_index_key(self) -> int:
+        """Tokens that share one cached index key: the compress ratio, or the pool of an indexer that pools its keys."""
+        if self.indexer is None:
+            return 1
+        return self.compress_ratio or self.indexer.pool
+
     def kv_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
         """Bytes of one cached token of this layer on one rank; 0 where it owns no KV.
 
@@ -130,7 +150,7 @@ class LayerShape:
         raise InputError(f"layer {self.layer_id} (attention) cannot be cached as {kv_layout!r}; use 'kv' or 'kv_fp8'")
 
     def index_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16") -> int:
-        """Bytes of index keys per cached token of this layer; 0 where it scores nothing.
+        """Bytes of one index key of this layer, which serves tokens_per_index_key tokens; 0 where it scores nothing.
 
         kv_layout: "auto" or "indexer" for keys of the given dtype, "indexer_fp8" for quantised ones.
         """
@@ -153,11 +173,11 @@ def _mla_bytes(mla: MLAShape, kv_layout: str, dtype: object) -> int:
 
 
 def _compressed_bytes(layer: LayerShape, kv_layout: str, dtype: object) -> int:
-    if kv_layout == "auto":
+    if kv_layout in ("auto", "latent"):
         return latent_row_bytes(layer.head_dim, 0, dtype)
     if kv_layout == "compressed":
         return compressed_row_bytes(layer.head_dim, layer.rope_head_dim or 0)
-    raise InputError(f"a compressed layer cannot be cached as {kv_layout!r}; use 'compressed'")
+    raise InputError(f"a compressed layer cannot be cached as {kv_layout!r}; use 'latent' or 'compressed'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

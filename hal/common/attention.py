@@ -36,9 +36,18 @@ class LayerKernels:
     def __init__(self, providers: Mapping[str, str], opened: Mapping[str, Backend]) -> None:
         split = {key.partition("."): opened[name] for key, name in providers.items()}
         self._calls = {(call, phase): getattr(backend, call) for (call, _, phase), backend in split.items()}
+        self._ranged = {call for (call, _, _), backend in split.items() if backend.capabilities and backend.capabilities.dcp}
 
     def __call__(self, call: str, phase: str = "") -> Any:
         return self._calls[call, phase]
+
+    def provides(self, call: str) -> bool:
+        """Whether any backend serves a call that the layer can do without."""
+        return (call, "") in self._calls
+
+    def reads_key_ranges(self, call: str) -> bool:
+        """Whether the provider of a call honours the key ranges of a PagedBatch."""
+        return call in self._ranged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .errors import InputError
 from .kernels import IndexerChunk
@@ -46,29 +47,41 @@ def plan_context(context_lens: Sequence[int], max_rows: int, alignment: int) -> 
     return tuple(chunk for chunk in chunks if chunk)
 
 
-def plan_scores(query_lens: Sequence[int], seq_lens: Sequence[int], topk: int, max_elements: int) -> tuple[IndexerChunk, ...]:
+class Scoring(NamedTuple):
+    """How an indexer scores: it keeps the topk best keys, each of which stands for tokens_per_key tokens."""
+
+    topk: int
+    tokens_per_key: int = 1
+
+
+def plan_scores(
+    query_lens: Sequence[int], seq_lens: Sequence[int], topk: int, max_elements: int, tokens_per_key: int = 1
+) -> tuple[IndexerChunk, ...]:
     """Runs of query tokens to score together so that a score matrix has at most max_elements entries.
 
     Tokens that see no more than topk keys select them all and are in no chunk. One token alone is scored whatever it takes.
     """
     chunks: list[IndexerChunk] = []
     token = 0
+    # The first position that sees more than topk keys: a key is seen from its last token on.
+    choosing = (topk + 1) * tokens_per_key - 1
     for request, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
-        first = token + min(query_len, max(0, topk - (seq_len - query_len)))
+        first = token + min(query_len, max(0, choosing - (seq_len - query_len)))
         token += query_len
-        rows = max(1, max_elements // max(1, seq_len))
+        keys = seq_len // tokens_per_key
+        rows = max(1, max_elements // max(1, keys))
         for start in range(first, token, rows):
             stop = min(start + rows, token)
             last = chunks[-1] if chunks else None
-            if last is not None and last.token_stop == start and _fits(last, stop, seq_len, max_elements):
-                chunks[-1] = _chunk(last.token_start, stop, last.request_start, request, max(last.max_seq_len, seq_len))
+            if last is not None and last.token_stop == start and _fits(last, stop, keys, max_elements):
+                chunks[-1] = _chunk(last.token_start, stop, last.request_start, request, max(last.max_seq_len, keys))
             else:
-                chunks.append(_chunk(start, stop, request, request, seq_len))
+                chunks.append(_chunk(start, stop, request, request, keys))
     return tuple(chunks)
 
 
-def _fits(chunk: IndexerChunk, stop: int, seq_len: int, max_elements: int) -> bool:
-    return (stop - chunk.token_start) * max(chunk.max_seq_len, seq_len) <= max_elements
+def _fits(chunk: IndexerChunk, stop: int, keys: int, max_elements: int) -> bool:
+    return (stop - chunk.token_start) * max(chunk.max_seq_len, keys) <= max_elements
 
 
 def _chunk(start: int, stop: int, first_request: int, last_request: int, max_seq_len: int) -> IndexerChunk:

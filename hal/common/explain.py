@@ -30,9 +30,10 @@ def explain_plan(plan: Plan) -> str:
     lines += [f"  layer{'s' if len(ids) > 1 else ''} {format_ids(ids)}: {name}" for name, ids in served.items()]
     for group in plan.groups:
         window = f", window {group.window}" if group.window is not None else ""
+        tokens = "token" if group.tokens_per_row == 1 else f"{group.tokens_per_row} tokens"
         lines.append(
             f"  cache group {group.group_id} ({group.part}): {len(group.layer_ids)} layers of {group.layout.name}, "
-            f"{group.layout.bytes_per_token} bytes per token and layer{window}"
+            f"{group.layout.bytes_per_token} bytes per {tokens} and layer{window}"
         )
     lines.append(f"  {format_bytes(plan.bytes_per_token)} per token, {format_bytes(plan.page_bytes)} per page")
     lines.append(f"  {format_bytes(plan.workspace_bytes)} of workspace:")

@@ -74,6 +74,8 @@ class PagedBatch:
     query_start_loc: int32 [requests + 1], from 0; query rows past its last entry belong to no request and see no key.
     seq_lens: int32 [requests], new tokens included: a request's last query is its last position. block_table: int32
     [requests, pages]. max_query_len and max_seq_len are upper bounds. The first num_decodes requests are short queries.
+    key_starts, key_stops: int32 [tokens], the keys key_starts <= key < key_stops that each query may see in place of any
+    causality, window or chunk (a missing start is 0); honoured by backends that declare dcp.
     memo: what a backend works out of the batch and keeps for a step's other layers; only the builder gives one, since it
     never changes the tensors behind a batch that is in use.
     """
@@ -85,6 +87,8 @@ class PagedBatch:
     max_seq_len: int
     num_decodes: int = 0
     memo: dict[object, object] | None = field(default=None, compare=False, repr=False)
+    key_starts: torch.Tensor | None = None
+    key_stops: torch.Tensor | None = None
 
 
 class Segment(NamedTuple):

@@ -92,6 +92,8 @@ def layer_layout(layer: LayerShape, kv_layout: str, dtype: object, tp: int = 1) 
         raise NotBuiltError(f"the cache layout {kv_layout!r} is not written yet; use 'auto'")
     if layer.mla is not None and kv_layout in ("auto", "latent"):
         return latent_layout(layer.mla.kv_lora_rank, layer.mla.qk_rope_head_dim, dtype)
+    if layer.kind == "compressed" and kv_layout in ("auto", "latent"):
+        return latent_layout(layer.head_dim, 0, dtype)
     if layer.kind == "attention" and kv_layout in ("auto", "kv"):
         heads = kv_heads_on_rank(layer.num_kv_heads, tp)
         return attention_layout(heads, layer.head_dim, layer.v_head_dim, dtype)

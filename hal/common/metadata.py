@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,16 +11,17 @@ import torch
 
 from .batch import Batch
 from .block_ids import make_rules
-from .chunks import plan_scores
+from .chunks import Scoring, plan_scores
 from .device_batch import DeviceBatch, check_device_batch
 from .environment import read_variable
 from .errors import BatchError, InputError
 from .fill import arrange, fill_from_device, fill_from_host, step_regions
+from .fill_rows import fill_rows, row_regions
 from .kernels import IndexerChunk, PagedBatch
 from .mla_runs import plan_runs
 from .pages import PagePool
 from .staging import Staging
-from .step import GroupStep, MLAKind, MLARun, Phase, StepMetadata, mla_kind
+from .step import GroupStep, MLAKind, MLARun, Phase, StepMetadata, mla_kind, scoring
 from .validation import check_batch
 from .workspace import context_rows
 
@@ -40,12 +42,13 @@ class MetadataBuilder:
         self.step_id = 0
         self._can_mask = can_mask
         self._kinds = _mla_kinds(plan)
-        topks = {layer.indexer.topk for layer in plan.shape.layers if layer.indexer is not None}
-        self._topks = tuple(sorted(topks))
+        self._scorings = tuple(sorted({scoring(layer) for layer in plan.shape.layers if layer.indexer is not None}))
         self._num_groups = max(1, len(plan.groups))
+        self._tokens_per_row = tuple(group.tokens_per_row for group in plan.groups)
         self._cursor = 0
         limits = plan.limits
         regions = step_regions(limits.max_num_seqs, limits.max_num_batched_tokens, plan.block_table_width, self._num_groups)
+        regions |= row_regions(self._tokens_per_row, limits.max_num_seqs, limits.max_num_batched_tokens)
         regions["runs"] = ((sum(self._run_numbers(kind) for kind in self._kinds),), "int32")
         self._staging = Staging(regions, torch_device)
         self._lost = torch.zeros((), dtype=torch.int64, device=torch_device)
@@ -83,6 +86,8 @@ class MetadataBuilder:
         self.step_id += 1
         step = arrange(batch, 1 + plan.num_spec_tokens)
         fill_from_host(step, self._staging.host, plan.block_size, self.rules)
+        counts = (batch.num_reqs, batch.num_tokens, step.padded_tokens)
+        fill_rows(self._tokens_per_row, self._staging.host, step.order is None, *counts)
         order, first = step.order, step.num_decodes
         queries, lengths = batch.query_lens, batch.seq_lens
         if order is not None:
@@ -128,6 +133,7 @@ class MetadataBuilder:
         self._staging.upload()
         # After the upload, which would overwrite what is computed on the device.
         lost = fill_from_device(batch, device, plan.block_size, self.rules, first)
+        fill_rows(self._tokens_per_row, device, True, batch.num_reqs, batch.num_tokens, batch.num_tokens)
         if batch.slot_mapping is None:
             self._lost += lost.sum()
             if read_variable("HAL_DEBUG") == "1" and bool(lost.any()):
@@ -212,7 +218,7 @@ class MetadataBuilder:
             slice(first_token, first_token + num_tokens),
             (max(queries), max(at_least, *lengths)),
             is_ordered,
-            chunks={topk: plan_scores(queries, lengths, topk, self._max_scores) for topk in self._topks},
+            chunks=self._score_chunks(queries, lengths),
             runs={} if name == "decode" else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},
         )
 
@@ -222,7 +228,7 @@ class MetadataBuilder:
         longest = (batch.max_query_len, batch.max_seq_len)
         if batch.query_lens is None or batch.seq_lens_upper is None:
             # Without host lengths every token may see max_seq_len keys, and MLA stays absorbed, which needs none.
-            chunks = {topk: _even_chunks(batch, requests, tokens, topk, self._max_scores) for topk in self._topks}
+            chunks = {each: _even_chunks(batch, requests, tokens, each, self._max_scores) for each in self._scorings}
             return self._phase(name, requests, tokens, longest, True, chunks=chunks, runs={})
         queries, lengths = batch.query_lens[requests], batch.seq_lens_upper[requests]
         return self._phase(
@@ -231,9 +237,13 @@ class MetadataBuilder:
             tokens,
             longest,
             True,
-            chunks={topk: plan_scores(queries, lengths, topk, self._max_scores) for topk in self._topks},
+            chunks=self._score_chunks(queries, lengths),
             runs={} if name == "decode" else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},
         )
+
+    def _score_chunks(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> dict[Scoring, tuple[IndexerChunk, ...]]:
+        most = self._max_scores
+        return {each: plan_scores(query_lens, seq_lens, each.topk, most, each.tokens_per_key) for each in self._scorings}
 
     @property
     def _max_scores(self) -> int:
@@ -247,7 +257,7 @@ class MetadataBuilder:
         longest: tuple[int, int],
         is_ordered: bool,
         *,
-        chunks: Mapping[int, tuple[IndexerChunk, ...]],
+        chunks: Mapping[Scoring, tuple[IndexerChunk, ...]],
         runs: Mapping[MLAKind, tuple[MLARun, ...]],
     ) -> Phase:
         device = self._staging.device
@@ -256,11 +266,20 @@ class MetadataBuilder:
         lens = device["seq_lens" if is_ordered else "ordered_lens"][requests]
         tables = device["tables" if is_ordered else "ordered_tables"][:, requests]
         num_decodes = count if name == "decode" else 0
+        batches = [PagedBatch(starts, lens, table, *longest, num_decodes, {}) for table in tables]
+        for group, shared in enumerate(self._tokens_per_row):
+            if shared > 1:
+                batches[group] = replace(
+                    batches[group],
+                    seq_lens=device["row_lens"][group, requests],
+                    max_seq_len=longest[1] // shared,
+                    key_stops=device["row_bounds"][group, tokens],
+                )
         return Phase(
             name=name,
             requests=requests,
             tokens=tokens,
-            batches=tuple(PagedBatch(starts, lens, table, *longest, num_decodes, {}) for table in tables),
+            batches=tuple(batches),
             req_id=device["phase_req_id"][tokens],
             key_bounds=device["key_bounds"][tokens],
             max_seq_len=longest[1],
@@ -280,18 +299,21 @@ class MetadataBuilder:
         )
 
 
-def _even_chunks(batch: DeviceBatch, requests: slice, tokens: slice, topk: int, max_scores: int) -> tuple[IndexerChunk, ...]:
-    """Chunks of as many tokens as fit when each sees max_seq_len keys; none where no token can see more than topk."""
-    if batch.max_seq_len <= topk:
+def _even_chunks(
+    batch: DeviceBatch, requests: slice, tokens: slice, scoring: Scoring, max_scores: int
+) -> tuple[IndexerChunk, ...]:
+    """Chunks of as many tokens as fit when each sees max_seq_len tokens; none where no token can see more than topk keys."""
+    keys = batch.max_seq_len // scoring.tokens_per_key
+    if keys <= scoring.topk:
         return ()
-    count, rows = tokens.stop - tokens.start, max(1, max_scores // batch.max_seq_len)
+    count, rows = tokens.stop - tokens.start, max(1, max_scores // keys)
     return tuple(
         IndexerChunk(
             token_start=start,
             token_stop=min(start + rows, count),
             request_start=0,
             request_stop=requests.stop - requests.start,
-            max_seq_len=batch.max_seq_len,
+            max_seq_len=keys,
         )
         for start in range(0, count, rows)
     )

@@ -35,7 +35,7 @@ def open_attention(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, in
     for spec in plan.cache_specs():
         dtype = getattr(torch, spec.layout.dtype)
         storage = torch.zeros(spec.shape(blocks[spec.group]), dtype=dtype, device=where)
-        caches[spec.key] = KVCache(storage, spec.layout, spec.block_size, spec.block_size)
+        caches[spec.key] = KVCache(storage, spec.layout, spec.rows_per_page, spec.rows_per_page)
     is_single = num_blocks is None or isinstance(num_blocks, int)
     return Attention(plan, opened, caches, make_pools(blocks, is_single=is_single))
 
@@ -80,9 +80,9 @@ def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, plan: Plan) -> KVCache:
     expected = torch.device(plan.device.torch_device or "meta").type
     if tensor.device.type != expected:
         raise LayoutError(f"the cache of {spec.key} is on {tensor.device}; the plan runs on {expected}")
-    rows = tensor.shape[1] if tensor.dim() == 3 else spec.block_size
+    rows = tensor.shape[1] if tensor.dim() == 3 else spec.rows_per_page
     try:
-        return KVCache(tensor, spec.layout, spec.block_size, rows)
+        return KVCache(tensor, spec.layout, spec.rows_per_page, rows)
     except LayoutError as error:
         raise LayoutError(f"the cache of {spec.key}: {error}") from error
 

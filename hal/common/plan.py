@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import model_dtype_name
 
+from .cache_parts import PARTS, CachePart, check_entry_sources, list_parts
 from .capacity import count_blocks, count_tokens
 from .device import Device, detect
-from .layouts import Layout, block_table_width, layer_index_layout, layer_layout
+from .layouts import Layout, block_table_width
 from .limits import Limits
 from .parallel import Parallel
 from .registry import find_backend, known_libraries
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """One cache tensor an engine must provide: [pages, block_size, layout.width] in layout.dtype, zero-filled.
+    """One cache tensor an engine must provide: [pages, rows_per_page, layout.width] in layout.dtype, zero-filled.
 
-    part is "kv" or "index"; key is what plan.bind takes it under: the layer id, or (layer id, "index").
+    part is "kv", "entries", "index", "state" or "index_state"; key is what plan.bind takes it under: the layer id for its
+    KV, (layer id, part) for every other. A page holds block_size tokens in every cache, tokens_per_row of them in one row.
     """
 
     layer_id: int
@@ -40,6 +42,7 @@ class CacheSpec:
     group: int
     layout: Layout
     block_size: int
+    tokens_per_row: int = 1
 
     @property
     def key(self) -> int | tuple[int, str]:
@@ -47,19 +50,25 @@ class CacheSpec:
         return self.layer_id if self.part == "kv" else (self.layer_id, self.part)
 
     @property
+    def rows_per_page(self) -> int:
+        """Rows of one page."""
+        return self.block_size // self.tokens_per_row
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one page."""
-        return self.layout.page_bytes(self.block_size)
+        return self.layout.page_bytes(self.rows_per_page)
 
     def shape(self, num_blocks: int) -> tuple[int, int, int]:
         """The tensor's shape with that many pages."""
-        return num_blocks, self.block_size, self.layout.width
+        return num_blocks, self.rows_per_page, self.layout.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroup:
     """Layers whose pages have one size and one lifetime, so that one block table serves them all.
 
+    block_size: tokens of a page, of which tokens_per_row share a row.
     window: how many keys, its own included, a token sees at most in any layer that reads the group; None where it may see all.
     """
 
@@ -69,16 +78,17 @@ class CacheGroup:
     layout: Layout
     block_size: int
     window: int | None
+    tokens_per_row: int = 1
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token over the group's layers."""
-        return self.layout.bytes_per_token * len(self.layer_ids)
+        """Bytes of one token over the group's layers, rounded up where tokens share a row."""
+        return -(-self.layout.bytes_per_token * len(self.layer_ids) // self.tokens_per_row)
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over the group's layers."""
-        return self.layout.page_bytes(self.block_size) * len(self.layer_ids)
+        return self.layout.page_bytes(self.block_size // self.tokens_per_row) * len(self.layer_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +111,25 @@ class Plan:
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """One spec per cache tensor, by layer."""
         specs = [
-            CacheSpec(layer_id=layer_id, part=group.part, group=group.group_id, layout=group.layout, block_size=group.block_size)
+            CacheSpec(
+                layer_id=layer_id,
+                part=group.part,
+                group=group.group_id,
+                layout=group.layout,
+                block_size=group.block_size,
+                tokens_per_row=group.tokens_per_row,
+            )
             for group in self.groups
             for layer_id in group.layer_ids
         ]
-        return tuple(sorted(specs, key=lambda spec: (spec.layer_id, spec.part != "kv")))
+        return tuple(sorted(specs, key=lambda spec: (spec.layer_id, PARTS.index(spec.part))))
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in all caches of one rank, index keys included."""
+        """Bytes that one token takes in all caches of one rank, index keys, compressed entries and compressor states included.
+
+        Windows count in full, those of the states too; page_bytes is exact where tokens share rows.
+        """
         return sum(group.bytes_per_token for group in self.groups)
 
     @property
@@ -232,6 +252,7 @@ def plan(
     dtype is the model's unless given. software None takes what is installed for a present device, and every library for
     another. NoBackend where a layer cannot be served; no tensor is made.
     """
+    check_entry_sources(shape)
     device = _resolve_device(device)
     limits = limits or _default_limits(shape)
     parallel = parallel or Parallel()
@@ -309,20 +330,23 @@ def _group_layers(
     block_size: int,
 ) -> tuple[CacheGroup, ...]:
     windows = _read_windows(layers)
-    members: dict[tuple[str, Layout, int | None], list[int]] = {}
+    members: dict[CachePart, list[int]] = {}
     for layer, selection in zip(layers, selections, strict=True):
-        if selection is None:
-            continue
-        if layer.owns_kv:
-            layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp)
-            members.setdefault(("kv", layout, windows[layer.layer_id]), []).append(layer.layer_id)
-        if layer.indexer is not None and layer.indexer.owns:
-            # An indexer scores every key, whatever its layer's window.
-            members.setdefault(("index", layer_index_layout(layer, dtype), None), []).append(layer.layer_id)
-    ordered = sorted(members.items(), key=lambda item: (item[0][0] != "kv", item[1][0]))
+        if selection is not None:
+            for part in list_parts(layer, selection, dtype, parallel, windows.get(layer.layer_id)):
+                members.setdefault(part, []).append(layer.layer_id)
+    ordered = sorted(members.items(), key=lambda item: (PARTS.index(item[0].part), item[1][0]))
     return tuple(
-        CacheGroup(group_id=i, part=part, layer_ids=tuple(ids), layout=layout, block_size=block_size, window=window)
-        for i, ((part, layout, window), ids) in enumerate(ordered)
+        CacheGroup(
+            group_id=i,
+            part=part.part,
+            layer_ids=tuple(ids),
+            layout=part.layout,
+            block_size=block_size,
+            window=part.window,
+            tokens_per_row=part.tokens_per_row,
+        )
+        for i, (part, ids) in enumerate(ordered)
     )
 
 

@@ -59,6 +59,9 @@ def _kind_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reas
     multiple = capabilities.block_size_multiple
     if request.block_size is not None and request.block_size % multiple:
         yield Reason("block_size", request.block_size, f"multiples of {multiple}")
+    shared = request.tokens_per_row
+    if request.block_size is not None and request.block_size % shared:
+        yield Reason("block_size", request.block_size, f"multiples of {shared}, the tokens that share a cache row")
     if request.layer.block_sparse is not None:
         yield Reason("kind", "block-sparse attention", capabilities.families)
     if family not in capabilities.families:
@@ -93,15 +96,18 @@ def _width_reasons(capabilities: Capabilities, request: Request) -> Iterator[Rea
         return
     if indexer.width % capabilities.topk_multiple:
         yield Reason("topk_width", indexer.width, f"a multiple of {capabilities.topk_multiple}")
+    if indexer.topk % indexer.pool:
+        yield Reason("topk_width", f"{indexer.topk} keys pooled by {indexer.pool}", "whole pools")
     if indexer.pool > capabilities.max_index_pool:
         yield Reason("topk_width", f"{indexer.width} over keys pooled by {indexer.pool}", "one index key per token")
 
 
 def _mask_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
     layer = request.layer
-    # What an indexer leaves is attended to as it is: the sparse call knows no window, chunk, softcap or future.
-    is_sparse = layer.indexer is not None
-    if layer.window is not None and (is_sparse or not capabilities.window):
+    # What an indexer leaves is attended to as it is: the sparse call knows no window, chunk, softcap or future. A compressed
+    # layer's window is itself a list of rows.
+    is_sparse = layer.indexer is not None or layer.kind == "compressed"
+    if layer.window is not None and layer.kind != "compressed" and (is_sparse or not capabilities.window):
         yield Reason("window", layer.window, "full attention only")
     if layer.chunk is not None and (is_sparse or not capabilities.chunk):
         yield Reason("chunk", layer.chunk, "unchunked attention only")
@@ -117,7 +123,7 @@ def _mask_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reas
 
 def _mode_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
     dcp = request.parallel.dcp
-    if dcp > 1 and not capabilities.dcp:
+    if dcp > 1 and (not capabilities.dcp or request.layer.kind == "compressed" or request.tokens_per_row > 1):
         yield Reason("dcp", dcp, "one rank")
     if request.block_size is not None and request.block_size % request.parallel.interleave:
         yield Reason("block_size", request.block_size, f"multiples of the interleave {request.parallel.interleave}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Literal
 
 from hal.config import LayerShape
@@ -53,6 +54,11 @@ class Request:
     def heads_on_rank(self) -> int:
         """Query heads of one tensor-parallel rank."""
         return self.layer.num_heads // self.parallel.tp
+
+    @property
+    def tokens_per_row(self) -> int:
+        """Tokens that fill whole rows in every cache of the layer; its page size has to be a multiple."""
+        return lcm(self.layer.compress_ratio or 1, self.layer.tokens_per_index_key)
 
     def describe(self) -> str:
         """The request in a line, for errors and logs."""

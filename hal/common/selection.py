@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 
 from .backend import CALLS_BY_FAMILY, PHASED_CALLS, Backend
 from .capabilities import Capabilities
@@ -104,7 +105,8 @@ def _make_selection(
     owns_index = request.layer.indexer is not None and request.layer.indexer.owns
     return Selection(
         backend=chosen.name,
-        providers={call: _provider(call, able, request, verdicts) for call in _calls(request)},
+        providers={call: _provider(call, able, request, verdicts) for call in _calls(request)}
+        | _optional_providers(able, request, verdicts),
         kv_layout=layouts[0] if request.kv_layout == "auto" else request.kv_layout,
         index_layout=capabilities.index_layouts[0] if owns_index else None,
         block_size=block_size,
@@ -120,9 +122,11 @@ def _declared(cls: type[Backend]) -> Capabilities:
 
 
 def _page_size(chosen: type[Backend], request: Request) -> int:
-    interleave = request.parallel.interleave
+    interleave, shared = request.parallel.interleave, request.tokens_per_row
     size = chosen.preferred_block_size(request)
-    return -(-size // interleave) * interleave
+    # Where tokens share a row, a page of two rows at least: one that fills a page costs a block table cell of its own.
+    unit = lcm(interleave, 2 * shared if shared > 1 else 1)
+    return -(-size // unit) * unit
 
 
 def _calls(request: Request) -> tuple[str, ...]:
@@ -131,7 +135,23 @@ def _calls(request: Request) -> tuple[str, ...]:
         calls += [f"{call}.decode", f"{call}.prefill"] if call in PHASED_CALLS else [call]
     if request.layer.sink:
         calls.append("apply_sink")
+    if _pools_keys(request):
+        calls.append("expand_pools")
     return tuple(calls)
+
+
+def _pools_keys(request: Request) -> bool:
+    return request.layer.indexer is not None and request.layer.indexer.pool > 1
+
+
+def _optional_providers(
+    able: list[type[Backend]], request: Request, verdicts: Mapping[str, tuple[Reason, ...]]
+) -> dict[str, str]:
+    """Calls that a layer can do without: an engine may bring pooled index keys instead of what they are pooled from."""
+    built = [cls for cls in able if cls.compress_states is not Backend.compress_states]
+    if not _pools_keys(request) or not built:
+        return {}
+    return {"compress_states": _provider("compress_states", built, request, verdicts)}
 
 
 def _provider(key: str, able: list[type[Backend]], request: Request, verdicts: Mapping[str, tuple[Reason, ...]]) -> str:

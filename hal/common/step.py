@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hal.config import LayerShape, MLAShape
 
-from .chunks import ContextPiece
+from .chunks import ContextPiece, Scoring
 from .cost import MLAForm
 from .kernels import IndexerChunk, PagedBatch
 
@@ -35,6 +35,12 @@ def mla_kind(layer: LayerShape) -> MLAKind | None:
     topk = layer.indexer.topk if layer.indexer is not None else None
     is_plain = layer.causal and layer.window is None and layer.chunk is None and layer.softcap is None
     return MLAKind(mla=layer.mla, topk=topk, is_plain=is_plain)
+
+
+def scoring(layer: LayerShape) -> Scoring:
+    """How a layer's indexer scores; layers that share it share their chunks."""
+    indexer = layer.indexer
+    return Scoring(0) if indexer is None else Scoring(indexer.topk // indexer.pool, layer.tokens_per_index_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +80,9 @@ class MLARun:
 class Phase:
     """The decodes or the prefills of a step, in execution order; slices count from the step's first.
 
-    name: "decode" or "prefill". batches: one PagedBatch per cache group. req_id: int32 [tokens], within the phase.
-    key_bounds: int32 [tokens], how many keys each token may see. chunks: by top-k, what to score together. runs: by kind,
-    for MLA layers.
+    name: "decode" or "prefill". batches: one PagedBatch per cache group, which counts in rows where tokens share them.
+    req_id: int32 [tokens], within the phase. key_bounds: int32 [tokens], how many tokens each token may see. chunks: what an
+    indexer scores together. runs: by kind, for MLA layers.
     """
 
     name: str
@@ -86,13 +92,16 @@ class Phase:
     req_id: torch.Tensor
     key_bounds: torch.Tensor
     max_seq_len: int
-    chunks: Mapping[int, tuple[IndexerChunk, ...]]
+    chunks: Mapping[Scoring, tuple[IndexerChunk, ...]]
     runs: Mapping[MLAKind, tuple[MLARun, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStep:
-    """One cache group's view of a step, in the engine's order: its paged batch and where the new tokens are written."""
+    """One cache group's view of a step, in the engine's order: its paged batch and where the new tokens are written.
+
+    batch counts in tokens. slot_mapping: int64 [tokens] row slots; where tokens share a row, -1 but for the last of them.
+    """
 
     batch: PagedBatch
     slot_mapping: torch.Tensor

@@ -11,7 +11,8 @@ from hal.config import LayerShape
 from .errors import BatchError
 from .kernels import IndexInputs, KVCache
 from .parallel import Parallel
-from .step import Phase, StepMetadata
+from .score import score_chunk
+from .step import Phase, StepMetadata, scoring
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -37,24 +38,29 @@ class TopkState:
         self, layer: LayerShape, kernels: Any, cache: KVCache, group: int, index: IndexInputs, metadata: StepMetadata
     ) -> None:
         """Score the step's queries and keep the best keys of each."""
-        indexer = _indexer(layer)
+        indexer, each = _indexer(layer), scoring(layer)
         self.is_explicit = False
         buffer = self._renew(indexer.width, metadata)
+        is_pooled = indexer.pool > 1
+        # Pools are chosen first and their tokens written after; what is chosen otherwise goes straight to the buffer.
+        picked = buffer.new_empty((buffer.shape[0], each.topk)) if is_pooled else buffer
         order = metadata.token_order
         queries = index.q if order is None else index.q.index_select(0, order)
         weights = (index.weights if order is None else index.weights.index_select(0, order)).float()
-        columns = torch.arange(indexer.width, dtype=torch.int32, device=buffer.device)[None, :]
+        columns = torch.arange(picked.shape[1], dtype=torch.int32, device=buffer.device)[None, :]
         none = columns.new_full((), -1)
         for phase in metadata.phases:
-            chosen = buffer[phase.tokens]
+            chosen, batch = picked[phase.tokens], phase.batches[group]
+            bounds = phase.key_bounds if batch.key_stops is None else batch.key_stops
             # A query that sees no more than topk keys selects them all; only the others are scored.
-            torch.where(columns < phase.key_bounds.clamp(max=indexer.topk)[:, None], columns, none, out=chosen)
-            for chunk in phase.chunks[indexer.topk]:
-                scores = kernels("index_scores")(queries[phase.tokens], weights[phase.tokens], cache, phase.batches[group], chunk)
+            torch.where(columns < bounds.clamp(max=each.topk)[:, None], columns, none, out=chosen)
+            for chunk in phase.chunks[each]:
+                tokens = phase.tokens
+                scores = score_chunk(kernels, queries[tokens], weights[tokens], cache, batch, phase.req_id, chunk)
                 span = slice(chunk.token_start, chunk.token_stop)
-                chosen[span] = kernels("select_topk")(
-                    scores, phase.key_bounds[span], indexer.topk, indexer.width, deterministic=True
-                )
+                chosen[span] = kernels("select_topk")(scores, bounds[span], each.topk, picked.shape[1], deterministic=True)
+            if is_pooled:
+                buffer[phase.tokens] = kernels("expand_pools")(chosen, phase.key_bounds, indexer.pool, indexer.width)
 
     def take(self, layer: LayerShape, topk: torch.Tensor, metadata: StepMetadata) -> None:
         """Use a choice made elsewhere: topk int32 [tokens, width] in the engine's order; keys after a query are none of its."""

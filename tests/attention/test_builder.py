@@ -109,8 +109,8 @@ def test_a_sparse_plan_scores_what_sees_more_than_topk(sparse_attention: hal.Att
     check_execution_order(metadata, facts)
     for phase in metadata.phases:
         bounds = phase.key_bounds.tolist()
-        assert set(phase.chunks) == {4, 6}
-        for topk, chunks in phase.chunks.items():
+        assert set(phase.chunks) == {(4, 1), (6, 1)}
+        for (topk, _), chunks in phase.chunks.items():
             scored = {token for chunk in chunks for token in range(chunk.token_start, chunk.token_stop)}
             assert {token for token, bound in enumerate(bounds) if bound > topk} <= scored
             assert all(bounds[token] >= topk for token in scored)

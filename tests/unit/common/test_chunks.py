@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -60,11 +61,11 @@ def test_rows_that_hold_no_page_are_refused_with_the_figures() -> None:
 
 
 @BOUNDED
-@given(lengths=LENGTHS, topk=st.integers(1, 40), cap=st.integers(1, 400))
-def test_scored_tokens_are_those_that_see_more_than_topk(lengths: list[tuple[int, int]], topk: int, cap: int) -> None:
+@given(lengths=LENGTHS, topk=st.integers(1, 40), cap=st.integers(1, 400), shared=st.sampled_from([1, 2, 4]))
+def test_scored_tokens_are_those_that_see_more_than_topk(lengths: Any, topk: int, cap: int, shared: int) -> None:
     query_lens, seq_lens = [query for query, _ in lengths], [query + past for query, past in lengths]
-    keys_seen = [seq - query + i + 1 for query, seq in zip(query_lens, seq_lens, strict=True) for i in range(query)]
-    chunks = plan_scores(query_lens, seq_lens, topk, cap)
+    keys_seen = [(seq - query + i + 1) // shared for query, seq in zip(query_lens, seq_lens, strict=True) for i in range(query)]
+    chunks = plan_scores(query_lens, seq_lens, topk, cap, shared)
     scored = [token for chunk in chunks for token in range(chunk.token_start, chunk.token_stop)]
     # Tokens that see exactly topk keys may be either: they select them all.
     must = [token for token, keys in enumerate(keys_seen) if keys > topk]
@@ -74,17 +75,17 @@ def test_scored_tokens_are_those_that_see_more_than_topk(lengths: list[tuple[int
 
 
 @BOUNDED
-@given(lengths=LENGTHS, topk=st.integers(1, 40), cap=st.integers(1, 400))
-def test_a_score_matrix_stays_within_the_cap_and_wide_enough(lengths: list[tuple[int, int]], topk: int, cap: int) -> None:
+@given(lengths=LENGTHS, topk=st.integers(1, 40), cap=st.integers(1, 400), shared=st.sampled_from([1, 2, 4]))
+def test_a_score_matrix_stays_within_the_cap_and_wide_enough(lengths: Any, topk: int, cap: int, shared: int) -> None:
     query_lens, seq_lens = [query for query, _ in lengths], [query + past for query, past in lengths]
     owner = [request for request, query in enumerate(query_lens) for _ in range(query)]
-    for chunk in plan_scores(query_lens, seq_lens, topk, cap):
+    for chunk in plan_scores(query_lens, seq_lens, topk, cap, shared):
         rows = chunk.token_stop - chunk.token_start
         assert rows == 1 or rows * chunk.max_seq_len <= cap
         members = owner[chunk.token_start : chunk.token_stop]
         assert chunk.request_start == min(members)
         assert chunk.request_stop == max(members) + 1
-        assert chunk.max_seq_len >= max(seq_lens[request] for request in members)
+        assert chunk.max_seq_len >= max(seq_lens[request] // shared for request in members)
 
 
 def test_scores_are_grouped_as_far_as_the_cap_allows() -> None:

@@ -48,7 +48,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         (hal.Plan.max_tokens, "self memory_bytes"),
         (hal.kernels, "name device"),
         (hal.KVCache, "storage layout block_size rows_per_page scale"),
-        (hal.PagedBatch, "query_start_loc seq_lens block_table max_query_len max_seq_len num_decodes memo"),
+        (hal.PagedBatch, "query_start_loc seq_lens block_table max_query_len max_seq_len num_decodes memo key_starts key_stops"),
         (hal.Batch, "query_lens seq_lens block_tables num_tokens_padded num_reqs_padded is_prefilling"),
         (Attention.build, "self batch"),
         (Attention.build_for_capture, "self num_reqs num_tokens"),

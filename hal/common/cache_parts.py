@@ -1,0 +1,73 @@
+"""Which caches a layer keeps: its KV, the compressed entries behind it, index keys, and what its compressors remember."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hal.config import LayerShape, ModelShape
+
+from .errors import InputError
+from .layouts import Layout, layer_index_layout, layer_layout
+from .parallel import Parallel
+from .selection import Selection
+
+PARTS = ("kv", "entries", "index", "state", "index_state")
+"""Every part of a cache, in the order in which a plan lists them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePart:
+    """One cache of a layer. window: how many tokens are kept, None for all; tokens_per_row: tokens that share a row."""
+
+    part: str
+    layout: Layout
+    window: int | None
+    tokens_per_row: int = 1
+
+
+def list_parts(
+    layer: LayerShape, selection: Selection, dtype: str, parallel: Parallel, window: int | None
+) -> Iterator[CachePart]:
+    """The caches that a layer owns, none where it reads another's; window: the widest of the layers that read its KV."""
+    if layer.owns_kv:
+        layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp)
+        yield CachePart(part="kv", layout=layout, window=window)
+    if layer.owns_entries:
+        layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp)
+        yield CachePart(part="entries", layout=layout, window=None, tokens_per_row=layer.compress_ratio or 1)
+        yield _state("state", layer.head_dim, layer, dtype)
+    indexer = layer.indexer
+    if indexer is None or not indexer.owns:
+        return
+    # An indexer scores every key, whatever its layer's window.
+    keys = layer_index_layout(layer, dtype)
+    yield CachePart(part="index", layout=keys, window=None, tokens_per_row=layer.tokens_per_index_key)
+    if (layer.kind == "compressed" or indexer.pool > 1) and "compress_states" in selection.providers:
+        yield _state("index_state", indexer.head_dim, layer, dtype)
+
+
+def check_entry_sources(shape: ModelShape) -> None:
+    """Nothing, or InputError where a layer reads entries that no earlier layer makes at its ratio."""
+    for layer in shape.layers:
+        if not layer.compress_ratio or layer.owns_entries:
+            continue
+        source = None if layer.entry_source is None else shape.layer(layer.entry_source)
+        if source is None or not source.owns_entries or source.compress_ratio != layer.compress_ratio:
+            made = f"one per {source.compress_ratio}" if source is not None and source.owns_entries else "none"
+            raise InputError(
+                f"layer {layer.layer_id} reads one entry per {layer.compress_ratio} tokens from layer {layer.entry_source}, "
+                f"which makes {made}"
+            )
+
+
+def state_layout(width: int, dtype: str) -> Layout:
+    """What a compressor remembers of one token: its values and its scores with the position's bias, both [width], in fp32."""
+    return Layout(name="state", dtype="float64" if dtype == "float64" else "float32", parts=((width,), (width,)))
+
+
+def _state(part: str, width: int, layer: LayerShape, dtype: str) -> CachePart:
+    """The state of a compressor whose results have a width; its values are as many times as wide as groups overlap."""
+    ratio = layer.compress_ratio or layer.tokens_per_index_key
+    span = layer.compress_span or ratio
+    return CachePart(part=part, layout=state_layout(span // ratio * width, dtype), window=span)
