@@ -15,6 +15,7 @@ from typing import Any
 
 from hal.common.device import Device, probe_platforms
 from hal.common.environment import VARIABLES, find_mistakes, read_variable
+from hal.common.plugins import list_plugins
 from hal.common.registry import backends, broken_plugins, known_libraries
 from hal.common.software import Library
 
@@ -47,7 +48,7 @@ def examine() -> Section:
         "torch": _guard(examine_torch),
         "environment": _guard(examine_environment),
         "platforms": _guard(examine_platforms),
-        "broken_plugins": _guard(broken_plugins),
+        "plugins": _guard(examine_plugins),
         "libraries": _guard(examine_libraries),
         "backends": _guard(examine_backends),
     }
@@ -103,6 +104,21 @@ def examine_torch() -> Section:
         build = {name: value for name, value in stated.items() if name.islower() and not name.startswith("_")}
         build = {name: value for name, value in build.items() if value is None or isinstance(value, (str, bool))}
     return {"version": version, "build": build, "location": str(location)}
+
+
+def examine_plugins() -> list[Section]:
+    """Every entry point that brings backends, whether HAL_PLUGINS allows it, and how it failed to load."""
+    failures = broken_plugins()
+    return [
+        {
+            "name": plugin.name,
+            "distribution": plugin.distribution,
+            "target": plugin.target,
+            "is_allowed": plugin.is_allowed,
+            "failure": failures.get(str(plugin)),
+        }
+        for plugin in list_plugins()
+    ]
 
 
 def examine_environment() -> Section:

@@ -22,7 +22,7 @@ def show_report(report: dict[str, Any], console: Console) -> None:
         "torch": _show_torch,
         "platforms": _show_platforms,
         "backends": _show_backends,
-        "broken_plugins": _show_plugins,
+        "plugins": _show_plugins,
         "libraries": _show_libraries,
         "environment": _show_environment,
     }
@@ -102,11 +102,13 @@ def _check_words(row: dict[str, Any]) -> Text:
     return Text(f"FAILED its check: {check['failure']}", style=BAD)
 
 
-def _show_plugins(section: dict[str, str], console: Console) -> None:
-    if section:
-        _title(console, "plugins that could not be registered")
-        for name, error in section.items():
-            _line(console, f"{name}: {error}", BAD)
+def _show_plugins(section: list[dict[str, Any]], console: Console) -> None:
+    unloaded = [row for row in section if row["failure"] is not None or not row["is_allowed"]]
+    if unloaded:
+        _title(console, "plugins that are not loaded")
+    for row in unloaded:
+        why = row["failure"] or "HAL_PLUGINS does not name it"
+        _line(console, f"{row['name']} ({row['distribution']}): {why}", BAD if row["failure"] else "")
 
 
 def _show_libraries(section: list[dict[str, Any]], console: Console) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 VARIABLES = {
     "HAL_BACKEND": "pins a backend by name for every request that it can serve",
+    "HAL_PLUGINS": "the names, with commas, of the only plugins beside hal's own that may be loaded, or none; unset: all",
     "HAL_DEBUG": "1 turns what only the device can see (bad ids, NaN scores) into errors",
     "HAL_STRICT_WARMUP": "1 raises on a launch whose key warm_up() did not cover",
     "HAL_LOG": "log level of the command line: debug, info, warning, error",

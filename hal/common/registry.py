@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 from .backend import Backend, check_backend
 from .errors import BackendError, InputError
 from .platform import Platform, load_object
+from .plugins import find_unknown_plugins, list_plugins
+from .quiet import describe_error
+from .reason import Reason
 from .software import Library
 
-GROUP = "hal.backends"
+_logger = logging.getLogger(__name__)
 # Answers kept at once; a fleet's plans ask far fewer questions, and past it the oldest answers are not worth an order.
 _MAX_ANSWERS = 4096
 
@@ -33,7 +36,7 @@ class _Registry:
 
     platforms: dict[str, Platform] = field(default_factory=dict)
     backends: dict[str, type[Backend]] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, Exception] = field(default_factory=dict)
     answers: _Answers | None = None
     is_loaded: bool = False
 
@@ -77,15 +80,24 @@ def known_libraries() -> dict[str, Library]:
 def broken_plugins() -> dict[str, str]:
     """Entry points that could not be registered: "name (distribution)" -> "Type: message"."""
     _load()
-    return dict(_registry.broken)
+    return {name: describe_error(error) for name, error in _registry.broken.items()}
+
+
+def broken_candidates() -> dict[str, tuple[Reason, ...]]:
+    """The same as candidates that were rejected: "name (distribution)" -> the reason."""
+    return {name: (Reason("library_broken", failure, name),) for name, failure in broken_plugins().items()}
 
 
 def find_backend(name: str) -> type[Backend]:
-    """A backend class by name; ValueError lists the valid names."""
+    """A backend class by name; ValueError lists the valid names, and chains what kept a plugin of that name from loading."""
     known = backends()
-    if name not in known:
-        raise InputError(f"unknown backend {name!r}; registered: {', '.join(sorted(known))}")
-    return known[name]
+    if name in known:
+        return known[name]
+    failures = "".join(f"; {plugin} does not load: {failure}" for plugin, failure in broken_plugins().items())
+    # A plugin is called after its platform, or after its one backend.
+    names = (f"{name} (", f"{name.partition(':')[0]} (")
+    cause = next((error for plugin, error in _registry.broken.items() if plugin.startswith(names)), None)
+    raise InputError(f"unknown backend {name!r}; registered: {', '.join(sorted(known))}{failures}") from cause
 
 
 def register_backend(cls: type[Backend]) -> type[Backend]:
@@ -135,13 +147,17 @@ def _load() -> None:
     if _registry.is_loaded:
         return
     _registry.is_loaded = True
-    for entry in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
+    plugins = list_plugins()
+    for name in find_unknown_plugins(plugins):
+        _logger.warning("HAL_PLUGINS names %s, which nothing installed is; there are: %s", name, ", ".join(map(str, plugins)))
+    for plugin in plugins:
+        if not plugin.is_allowed:
+            continue
         try:
-            declared = entry.load()
+            declared = plugin.entry.load()
             if isinstance(declared, Platform):
                 _add_platform(declared)
             else:
                 _add_backend(declared)
         except Exception as error:  # noqa: BLE001 - one broken plugin must not take the others down
-            origin = entry.dist.name if entry.dist is not None else "unknown distribution"
-            _registry.broken[f"{entry.name} ({origin})"] = f"{type(error).__name__}: {error}"
+            _registry.broken[str(plugin)] = error

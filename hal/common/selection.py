@@ -13,7 +13,7 @@ from .environment import read_variable, warn_of_mistakes
 from .errors import InputError, NoBackend
 from .reason import Reason
 from .refusal import explain_refusal
-from .registry import backends, find_backend, recall
+from .registry import backends, broken_candidates, find_backend, recall
 from .request import Request
 
 _logger = logging.getLogger(__name__)
@@ -37,7 +37,10 @@ class Selection:
 
 
 def supports_combination(request: Request) -> dict[str, tuple[Reason, ...]]:
-    """Every registered backend's reasons against a request; an empty tuple means that it serves it."""
+    """Every registered backend's reasons against a request; an empty tuple means that it serves it.
+
+    A plugin that did not load is a candidate too, as "name (distribution)" with its exception.
+    """
     return dict(_judge(request))
 
 
@@ -59,7 +62,11 @@ def select(request: Request, backend: str | None = None) -> Selection:
 
 def _judge(request: Request) -> dict[str, tuple[Reason, ...]]:
     """supports_combination's answer, kept for the next equal request."""
-    return recall(("supports", request), lambda: {name: explain_refusal(cls, request) for name, cls in backends().items()})
+
+    def ask() -> dict[str, tuple[Reason, ...]]:
+        return {name: explain_refusal(cls, request) for name, cls in backends().items()} | broken_candidates()
+
+    return recall(("supports", request), ask)
 
 
 def _decide(request: Request, backend: str | None, source: str) -> Selection:
@@ -72,7 +79,7 @@ def _decide(request: Request, backend: str | None, source: str) -> Selection:
     else:
         chosen = _find_choice(backend, source)
         if verdicts[backend]:
-            raise NoBackend(_describe_choice(request, backend, source, verdicts), verdicts)
+            raise NoBackend(_describe_choice(request, backend, source, verdicts), verdicts) from _find_cause(chosen, request)
     return _make_selection(request, chosen, verdicts, source)
 
 
@@ -83,6 +90,15 @@ def _find_choice(backend: str, source: str) -> type[Backend]:
         if source == "argument":
             raise
         raise InputError(f"{source} is set: {error}") from error
+
+
+def _find_cause(cls: type[Backend], request: Request) -> Exception | None:
+    """What the backend's own check raised, None where it answered."""
+    try:
+        cls.explain_refusal(request)
+    except Exception as error:  # noqa: BLE001 - it is already a reason, and becomes the cause of the refusal
+        return error
+    return None
 
 
 def _rank(request: Request) -> list[type[Backend]]:
@@ -180,7 +196,8 @@ def _describe_choice(request: Request, backend: str, source: str, verdicts: Mapp
 
 def describe_reasons(request: Request, verdicts: Mapping[str, tuple[Reason, ...]]) -> str:
     """The reasons as lines for people: environment-wide causes once, then each backend's own."""
-    own = {cls.name for cls in backends().values() if cls.platform == request.device.platform}
+    other = {cls.name for cls in backends().values() if cls.platform != request.device.platform}
+    own = verdicts.keys() - other
     shared: dict[str, list[str]] = {}
     lines: list[str] = []
     for name in sorted(own):
@@ -191,7 +208,6 @@ def describe_reasons(request: Request, verdicts: Mapping[str, tuple[Reason, ...]
     lines += [f"  {', '.join(names)}: {text}" for text, names in shared.items()]
     for name in sorted(own):
         lines += [f"  {name}: {reason}" for reason in verdicts[name] if not reason.is_environmental]
-    others = len(verdicts) - len(own)
-    if others:
-        lines.append(f"  {others} backends of other platforms do not run on {request.device.target}")
+    if other:
+        lines.append(f"  {len(other)} backends of other platforms do not run on {request.device.target}")
     return "\n".join(lines) if lines else "  no backend is registered"

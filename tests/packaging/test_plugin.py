@@ -96,12 +96,49 @@ def test_serving_a_batch_matches_the_cpu(site: Path) -> None:
     assert found == expected
 
 
-def test_broken_plugin_leaves_the_others_alone(config: Path, site: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def broken(site: Path, tmp_path: Path) -> Path:
+    """The dummy beside a distribution whose module cannot be imported."""
     info = tmp_path / "hal_broken-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(BROKEN_METADATA)
     (info / "entry_points.txt").write_text("[hal.backends]\nbroken = hal_broken_module:PLATFORM\n")
-    both = Path(f"{site}{os.pathsep}{tmp_path}")
-    assert explain(config, both)["served"]
-    report = json.loads(run_hal("doctor", "--json", site=both).stdout)
-    assert "ModuleNotFoundError" in report["broken_plugins"]["broken (hal-broken)"]
+    return Path(f"{site}{os.pathsep}{tmp_path}")
+
+
+def test_broken_plugin_leaves_the_others_alone_and_is_a_rejected_candidate(config: Path, broken: Path) -> None:
+    device = explain(config, broken)
+    assert device["served"]
+    ((code, text),) = {
+        (row["code"], row["text"]) for layer in device["layers"] for row in layer["rejected"]["broken (hal-broken)"]
+    }
+    assert code == "library_broken"
+    assert "broken (hal-broken)" in text
+    assert "ModuleNotFoundError: No module named 'hal_broken_module'" in text
+    report = json.loads(run_hal("doctor", "--json", site=broken).stdout)
+    failures = {row["name"]: row["failure"] for row in report["plugins"]}
+    assert failures.pop("broken").startswith("ModuleNotFoundError")
+    assert set(failures) >= {"cpu", "cuda", "dummy", "rocm", "xpu"}
+    assert not any(failures.values())
+
+
+@pytest.mark.parametrize(("allowed", "is_loaded"), [("dummy", True), ("dummy,broken", True), ("none", False)])
+def test_allow_list_keeps_others_from_being_imported(allowed: str, is_loaded: bool, broken: Path) -> None:
+    code = "import sys, hal.common.registry as r; print(sorted(r.platforms()), sorted(r.broken_plugins()), *sys.modules)"
+    environ = {**os.environ, "PYTHONPATH": str(broken), "HAL_PLUGINS": allowed}
+    result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    names = sorted(["cpu", "cuda", "rocm", "xpu"] + ["dummy"] * is_loaded)
+    failed = ["broken (hal-broken)"] * ("broken" in allowed)
+    assert result.stdout.startswith(f"{names} {failed} ")
+    assert ("hal_dummy" in result.stdout.split()) == is_loaded
+
+
+def test_choosing_what_a_broken_plugin_would_have_brought_says_so(broken: Path, config: Path) -> None:
+    result = run_hal("explain", str(config), "--device", "dummy:d1", "--backend", "broken:kernels", site=broken)
+    assert result.returncode != 0
+    assert "broken (hal-broken) does not load: ModuleNotFoundError" in " ".join(result.stderr.split())
+
+
+def test_platform_came_without_a_line_in_hal() -> None:
+    sources = [path for folder in ("hal", "config", "models", "matrix") for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in sources if "dummy" in path.read_text(encoding="utf-8").lower()] == []

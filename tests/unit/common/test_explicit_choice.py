@@ -6,7 +6,7 @@ import pytest
 
 import hal
 
-from .fakes import ask, codes, gqa_layer
+from .fakes import ask, codes, gqa_layer, make_backend, register
 
 pytestmark = pytest.mark.usefixtures("fleet")
 
@@ -45,6 +45,19 @@ def test_a_pinned_variable_that_cannot_serve_is_blamed(monkeypatch: pytest.Monke
     monkeypatch.setenv("HAL_BACKEND", "cuda:fast")
     with pytest.raises(hal.NoBackend, match="HAL_BACKEND"):
         hal.select(ask(gqa_layer(head_dim=128)))
+
+
+def test_a_choice_whose_own_check_raises_is_chained_to_it() -> None:
+    cause = OSError("libcuda.so.1")
+
+    def explode(cls: type, request: hal.Request) -> tuple[hal.Reason, ...]:
+        raise cause
+
+    register(make_backend("cuda:odd", explain_refusal=classmethod(explode)))
+    with pytest.raises(hal.NoBackend, match=r"OSError: libcuda.so.1") as error:
+        hal.select(ask(), backend="cuda:odd")
+    assert error.value.__cause__ is cause
+    assert hal.select(ask()).backend == "cuda:fast"
 
 
 @pytest.mark.parametrize("way", ["argument", "HAL_BACKEND"])

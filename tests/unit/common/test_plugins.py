@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 from types import SimpleNamespace
 
 import pytest
 
+import hal
 from hal.common import registry as registry_module
+from hal.common.plugins import list_plugins
 from hal.common.registry import backends, broken_plugins, platforms
 
-from .fakes import make_backend
+from .fakes import ask, gqa_layer, make_backend
+
+# Made while hal's own platforms are registered: afterwards there are no targets.
+PLAIN, WINDOWED = ask(), ask(gqa_layer(window=4))
 
 
 def entry(name: str, load, distribution: str | None = "plugin-wheel") -> SimpleNamespace:
-    return SimpleNamespace(name=name, load=load, dist=SimpleNamespace(name=distribution) if distribution else None)
+    owner = SimpleNamespace(name=distribution) if distribution else None
+    return SimpleNamespace(name=name, value=f"{name}:PLATFORM", load=load, dist=owner)
 
 
 def fail(error: BaseException):
@@ -52,6 +59,76 @@ def test_a_plugin_that_is_refused_is_listed_with_what_it_lacks(load_entries) -> 
     assert "unknown distribution" in where
     assert why.startswith("BackendError: ")
     assert "write_cache" in why
+
+
+def test_a_broken_plugin_is_a_rejected_candidate_of_every_request(load_entries) -> None:
+    load_entries(entry("bad", fail(OSError("libfoo.so"))), entry("good", lambda: make_backend("cuda:good")))
+    with pytest.raises(hal.NoBackend) as error:
+        hal.select(WINDOWED)
+    (reason,) = error.value.rejected["bad (plugin-wheel)"]
+    assert (reason.code, reason.have, reason.want) == ("library_broken", "OSError: libfoo.so", "bad (plugin-wheel)")
+    assert "OSError: libfoo.so" in str(error.value)
+    assert hal.select(PLAIN).rejected["bad (plugin-wheel)"] == (reason,)
+
+
+@pytest.mark.parametrize("name", ["bad", "bad:kernels"])
+@pytest.mark.parametrize("way", ["argument", "HAL_BACKEND"])
+def test_choosing_a_broken_plugin_is_chained_to_its_exception(
+    name: str, way: str, load_entries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = OSError("libfoo.so")
+    load_entries(entry("bad", fail(cause)), entry("worse", fail(KeyError("x"))))
+    if way == "HAL_BACKEND":
+        monkeypatch.setenv("HAL_BACKEND", name)
+    with pytest.raises(ValueError, match=r"bad \(plugin-wheel\) does not load: OSError: libfoo.so") as error:
+        hal.select(PLAIN, backend=name if way == "argument" else None)
+    chain = [error.value.__cause__, error.value.__cause__ and error.value.__cause__.__cause__]
+    assert cause in chain
+
+
+def test_every_plugin_is_listed_by_name_before_any_is_loaded(load_entries) -> None:
+    listed: list[list[str]] = []
+
+    def load() -> None:
+        listed.append([str(plugin) for plugin in list_plugins()])
+        raise ImportError("enough")
+
+    load_entries(entry("b", load), entry("a", load), entry("c", load, distribution=None))
+    assert [plugin.target for plugin in list_plugins()] == ["a:PLATFORM", "b:PLATFORM", "c:PLATFORM"]
+    assert listed == []
+    platforms()
+    assert listed == [["a (plugin-wheel)", "b (plugin-wheel)", "c (unknown distribution)"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "loaded"),
+    [(None, ["a", "b", "own"]), ("", ["a", "b", "own"]), ("b", ["b", "own"]), (" a , b", ["a", "b", "own"]), ("none", ["own"])],
+)
+def test_the_allow_list_names_what_may_be_loaded_beside_hals_own(
+    value: str | None, loaded: list[str], load_entries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("HAL_PLUGINS", value)
+    seen: list[str] = []
+    load_entries(
+        *(entry(name, lambda name=name: seen.append(name) or make_backend(f"cuda:{name}")) for name in ("b", "a")),
+        entry("own", lambda: seen.append("own") or make_backend("cuda:own"), distribution="hal-attention"),
+    )
+    assert sorted(backends()) == [f"cuda:{name}" for name in loaded]
+    assert seen == loaded
+    assert broken_plugins() == {}
+
+
+def test_a_name_on_the_allow_list_that_nobody_has_is_warned_about(
+    load_entries, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HAL_PLUGINS", "gpod,good")
+    load_entries(entry("good", lambda: make_backend("cuda:good")))
+    with caplog.at_level(logging.WARNING, logger="hal"):
+        backends()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "gpod" in message
+    assert "good (plugin-wheel)" in message
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=repr)
