@@ -97,6 +97,8 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 def __getattr__(name: str) -> Any:
     if name == "CheckpointError":
         return import_module("hal.models").CheckpointError
+    if name == "ops":
+        return import_module("hal.ops")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'hal' has no attribute {name!r}")

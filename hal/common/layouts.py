@@ -12,6 +12,7 @@ from hal.config.dtypes import dtype_name, item_size
 from hal.config.sizes import kv_heads_on_rank
 
 from .errors import LayoutError, NotBuiltError
+from .layout_text import describe_layout
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,7 @@ class Layout:
 
     parts: the shape of each part per token; `kv` has K [num_kv_heads, head_dim] and V [num_kv_heads, v_head_dim],
     `latent` has [kv_lora_rank] and [qk_rope_head_dim], `indexer` has [head_dim].
-    widths: elements of each part; width: of a whole row.
+    widths: elements of each part; width: of a whole row. description: all of it as a text, which parse_layout reads.
     """
 
     name: str
@@ -34,10 +35,12 @@ class Layout:
     parts: tuple[tuple[int, ...], ...]
     widths: tuple[int, ...] = field(init=False, repr=False, compare=False)
     width: int = field(init=False, repr=False, compare=False)
+    description: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(prod(part) for part in self.parts))
         object.__setattr__(self, "width", sum(self.widths))
+        object.__setattr__(self, "description", describe_layout(self))
 
     @property
     def bytes_per_token(self) -> int:

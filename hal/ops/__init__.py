@@ -1,13 +1,30 @@
-"""The calls of the contract as torch operators; not written yet, and saying so when one is asked for."""
+"""The calls of the contract as torch operators, for torch.compile and for engines that keep their memory and their graph.
+
+Each function takes what the call of the same name in hal.Backend takes, and `backend`: a registered name, or None for the
+portable backend of the device where the tensors live. It calls the operator torch.ops.hal.NAME, which has a kernel for
+tensors without data, declares what it mutates and never returns a view of an input. Operators have no backward.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from .caches import gather_cache, write_cache
+from .choosing import expand_pools, rows_from_topk, select_topk
+from .merging import apply_sink, merge_states
+from .paged import paged_attention
+from .scores import index_scores
+from .sparse import sparse_mla
+from .varlen import varlen_attention
 
-from hal.common.errors import NotBuiltError
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(f"module 'hal.ops' has no attribute {name!r}")
-    raise NotBuiltError(f"hal.ops.{name} is not written yet; hal.kernels(backend) has the calls themselves")
+__all__ = [
+    "apply_sink",
+    "expand_pools",
+    "gather_cache",
+    "index_scores",
+    "merge_states",
+    "paged_attention",
+    "rows_from_topk",
+    "select_topk",
+    "sparse_mla",
+    "varlen_attention",
+    "write_cache",
+]

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.layouts import block_table_width, index_layout, layer_index_layout, layer_layout
+from hal.common.layout_text import parse_layout
+from hal.common.layouts import Layout, block_table_width, index_layout, layer_index_layout, layer_layout
 
 from .fakes import gqa_layer, mla_layer, sparse_layer
 
@@ -85,3 +86,14 @@ def test_a_table_holds_the_longest_request_and_is_padded_least(max_model_len: in
     assert (width - needed) * block_size < 128 or width == needed
     if 128 % block_size == 0:
         assert width * block_size % 128 == 0
+
+
+@BOUNDED
+@given(
+    name=st.text(max_size=8),
+    dtype=st.sampled_from(["float32", "bfloat16", "uint8"]),
+    parts=st.lists(st.lists(st.integers(0, 600), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+)
+def test_a_description_is_the_layout(name: str, dtype: str, parts: tuple[tuple[int, ...], ...]) -> None:
+    layout = Layout(name=name, dtype=dtype, parts=parts)
+    assert parse_layout(layout.description) == layout

@@ -1,0 +1,75 @@
+"""Writing and reading rows of a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hal.common.kernels import KVCache
+from hal.common.layout_text import parse_layout
+
+from .cache_form import CACHE, read_cache
+from .calls import find_calls
+from .registration import define_operator, refuse_gradients
+
+
+def write_cache(cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor, backend: str | None = None) -> None:
+    """Write parts [tokens, *part] at slots int64 [tokens], as Backend.write_cache, by the operator; the storage is mutated."""
+    _WRITE(cache.storage, cache.scale, cache.layout.description, cache.block_size, slots, parts, backend)
+
+
+def gather_cache(cache: KVCache, rows: torch.Tensor, *, backend: str | None = None) -> tuple[torch.Tensor, ...]:
+    """The parts at rows int32 [n] in new tensors, as Backend.gather_cache, by the operator."""
+    return tuple(_GATHER(cache.storage, cache.scale, cache.layout.description, cache.block_size, rows, backend))
+
+
+def _run_write(
+    storage: torch.Tensor,
+    scale: torch.Tensor | None,
+    layout: str,
+    block_size: int,
+    slots: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    backend: str | None,
+) -> None:
+    refuse_gradients(storage, *parts)
+    find_calls(backend, storage.device).write_cache(read_cache(storage, scale, layout, block_size), slots, *parts)
+
+
+def _trace_write(
+    storage: torch.Tensor,
+    scale: torch.Tensor | None,
+    layout: str,
+    block_size: int,
+    slots: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    backend: str | None,
+) -> None:
+    refuse_gradients(storage, *parts)
+
+
+def _run_gather(
+    storage: torch.Tensor, scale: torch.Tensor | None, layout: str, block_size: int, rows: torch.Tensor, backend: str | None
+) -> list[torch.Tensor]:
+    refuse_gradients(storage)
+    parts = find_calls(backend, storage.device).gather_cache(read_cache(storage, scale, layout, block_size), rows)
+    # Parts of one row are views of the same rows; an operator's results share no memory.
+    return [part.contiguous() if len(parts) == 1 else part.clone(memory_format=torch.contiguous_format) for part in parts]
+
+
+def _trace_gather(
+    storage: torch.Tensor, scale: torch.Tensor | None, layout: str, block_size: int, rows: torch.Tensor, backend: str | None
+) -> list[torch.Tensor]:
+
+    refuse_gradients(storage)
+    return [storage.new_empty((rows.shape[0], *part)) for part in parse_layout(layout).parts]
+
+
+_WRITE = define_operator(
+    "write_cache",
+    "(Tensor(a!) storage, Tensor? scale, str layout, SymInt block_size, Tensor slots, Tensor[] parts, str? backend) -> ()",
+    _run_write,
+    _trace_write,
+)
+_GATHER = define_operator("gather_cache", f"({CACHE}, Tensor rows, str? backend) -> Tensor[]", _run_gather, _trace_gather)

@@ -1,0 +1,128 @@
+"""From scores to the keys that a query attends to: the best of them, the tokens of pools, and cache rows."""
+
+from __future__ import annotations
+
+import torch
+
+from hal.common.parallel import Parallel
+
+from .calls import find_calls
+from .registration import define_operator
+from .results import settle
+
+
+def select_topk(
+    scores: torch.Tensor,
+    lengths: torch.Tensor,
+    k: int,
+    width: int,
+    deterministic: bool = True,
+    *,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """int32 [tokens, width], as Backend.select_topk, by the operator."""
+    chosen: torch.Tensor = _SELECT(scores, lengths, k, width, deterministic, backend)
+    return chosen
+
+
+def expand_pools(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, *, backend: str | None = None) -> torch.Tensor:
+    """int32 [tokens, width], as Backend.expand_pools, by the operator."""
+    tokens: torch.Tensor = _EXPAND(topk, lengths, pool, width, backend)
+    return tokens
+
+
+def rows_from_topk(
+    topk: torch.Tensor,
+    req_id: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    block_size: int,
+    rows_per_page: int | None = None,
+    parallel: Parallel,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows int32 [tokens, width] and their count int32 [tokens], as Backend.rows_from_topk, by the operator."""
+    share = [parallel.dcp, parallel.dcp_rank, parallel.interleave]
+    found: tuple[torch.Tensor, torch.Tensor] = _ROWS(
+        topk, req_id, block_table, seq_lens, block_size, rows_per_page, share, backend
+    )
+    return found
+
+
+def _run_select(
+    scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int, deterministic: bool, backend: str | None
+) -> torch.Tensor:
+    calls = find_calls(backend, scores.device)
+    return settle(calls.select_topk(scores, lengths, k, width, deterministic), torch.int32, scores)
+
+
+def _trace_select(
+    scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int, deterministic: bool, backend: str | None
+) -> torch.Tensor:
+    return scores.new_empty((scores.shape[0], width), dtype=torch.int32)
+
+
+def _run_expand(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, backend: str | None) -> torch.Tensor:
+    return settle(find_calls(backend, topk.device).expand_pools(topk, lengths, pool, width), torch.int32, topk)
+
+
+def _trace_expand(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, backend: str | None) -> torch.Tensor:
+    return topk.new_empty((topk.shape[0], width), dtype=torch.int32)
+
+
+def _run_rows(
+    topk: torch.Tensor,
+    req_id: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_size: int,
+    rows_per_page: int | None,
+    share: list[int],
+    backend: str | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dcp, dcp_rank, interleave = share
+    rows, valid = find_calls(backend, topk.device).rows_from_topk(
+        topk,
+        req_id,
+        block_table,
+        seq_lens,
+        block_size=block_size,
+        rows_per_page=rows_per_page,
+        parallel=Parallel(dcp=dcp, dcp_rank=dcp_rank, interleave=interleave),
+    )
+    return settle(rows, torch.int32, topk), settle(valid, torch.int32)
+
+
+def _trace_rows(
+    topk: torch.Tensor,
+    req_id: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_size: int,
+    rows_per_page: int | None,
+    share: list[int],
+    backend: str | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return topk.new_empty(topk.shape, dtype=torch.int32), topk.new_empty((topk.shape[0],), dtype=torch.int32)
+
+
+_SELECT = define_operator(
+    "select_topk",
+    "(Tensor scores, Tensor lengths, SymInt k, SymInt width, bool deterministic, str? backend) -> Tensor",
+    _run_select,
+    _trace_select,
+)
+_EXPAND = define_operator(
+    "expand_pools",
+    "(Tensor topk, Tensor lengths, SymInt pool, SymInt width, str? backend) -> Tensor",
+    _run_expand,
+    _trace_expand,
+)
+_ROWS = define_operator(
+    "rows_from_topk",
+    "(Tensor topk, Tensor req_id, Tensor block_table, Tensor seq_lens, SymInt block_size, SymInt? rows_per_page, "
+    "SymInt[] share, str? backend) -> (Tensor, Tensor)",
+    _run_rows,
+    _trace_rows,
+)

@@ -1,0 +1,104 @@
+"""Attention over a paged cache."""
+
+from __future__ import annotations
+
+import torch
+
+from hal.common.kernels import KVCache, PagedBatch
+
+from .attending import Attended, define_attending
+from .cache_form import CACHE, read_cache, value_width
+from .calls import find_calls
+from .registration import refuse_gradients
+
+BATCH = (
+    "Tensor query_start_loc, Tensor seq_lens, Tensor block_table, SymInt max_query_len, SymInt max_seq_len, SymInt num_decodes"
+)
+"""How a PagedBatch stands in a schema."""
+
+
+def paged_attention(
+    q: torch.Tensor,
+    cache: KVCache,
+    batch: PagedBatch,
+    *,
+    softmax_scale: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    causal: bool = True,
+    need_lse: bool = False,
+    out: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """out [tokens, heads, v_head_dim] and lse [tokens, heads] or None, as Backend.paged_attention, by the operator."""
+    arguments = (
+        q,
+        cache.storage,
+        cache.scale,
+        cache.layout.description,
+        cache.block_size,
+        batch.query_start_loc,
+        batch.seq_lens,
+        batch.block_table,
+        batch.max_query_len,
+        batch.max_seq_len,
+        batch.num_decodes,
+        softmax_scale,
+        window,
+        chunk,
+        softcap,
+        causal,
+        backend,
+    )
+    return _OPERATORS.attend(arguments, need_lse, out)
+
+
+def _run(
+    q: torch.Tensor,
+    storage: torch.Tensor,
+    scale: torch.Tensor | None,
+    layout: str,
+    block_size: int,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    num_decodes: int,
+    softmax_scale: float,
+    window: int | None,
+    chunk: int | None,
+    softcap: float | None,
+    causal: bool,
+    backend: str | None,
+    *,
+    need_lse: bool,
+    out: torch.Tensor | None,
+) -> Attended:
+    refuse_gradients(q)
+    return find_calls(backend, q.device).paged_attention(
+        q,
+        read_cache(storage, scale, layout, block_size),
+        PagedBatch(query_start_loc, seq_lens, block_table, max_query_len, max_seq_len, num_decodes),
+        softmax_scale=softmax_scale,
+        window=window,
+        chunk=chunk,
+        softcap=softcap,
+        causal=causal,
+        need_lse=need_lse,
+        out=out,
+    )
+
+
+def _value_width(q: torch.Tensor, storage: torch.Tensor, scale: torch.Tensor | None, layout: str, *rest: object) -> int:
+    refuse_gradients(q)
+    return value_width(layout)
+
+
+_OPERATORS = define_attending(
+    "paged_attention",
+    f"Tensor q, {CACHE}, {BATCH}, float softmax_scale, SymInt? window, SymInt? chunk, float? softcap, bool causal, str? backend",
+    _run,
+    _value_width,
+)

@@ -1,0 +1,34 @@
+"""How a call becomes an operator of the namespace `hal`: its schema, what runs, and what stands for it in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hal.common.errors import BackendError
+
+
+def define_operator(name: str, schema: str, run: Callable[..., Any], trace: Callable[..., Any]) -> torch._ops.OpOverload:
+    """The operator hal::name, an overload where the name has a dot.
+
+    run serves every device, since the backend is an argument; trace makes empty results of the right shape, type and strides
+    from tensors without data.
+    """
+    qualified = f"hal::{name}"
+    torch.library.define(qualified, schema)
+    torch.library.impl(qualified, "default", run)
+    torch.library.register_fake(qualified, trace)
+    packet, _, overload = name.partition(".")
+    operator: torch._ops.OpOverload = getattr(getattr(torch.ops.hal, packet), overload or "default")
+    return operator
+
+
+def refuse_gradients(*tensors: torch.Tensor) -> None:
+    """Nothing, or BackendError where autograd would record the call: no operator here has a backward."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise BackendError(
+            "an input requires a gradient and hal's operators have no backward; call them under torch.inference_mode() or "
+            "torch.no_grad()"
+        )

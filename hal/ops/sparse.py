@@ -1,0 +1,91 @@
+"""MLA over chosen cache rows, several lists of them under one softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hal.common.kernels import Segment
+
+from .attending import Attended, define_attending
+from .cache_form import read_cache
+from .calls import find_calls
+from .registration import refuse_gradients
+
+
+def sparse_mla(
+    q: torch.Tensor,
+    segments: Sequence[Segment],
+    *,
+    kv_lora_rank: int,
+    softmax_scale: float,
+    need_lse: bool = False,
+    out: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """out [tokens, heads, kv_lora_rank] and lse [tokens, heads] or None, as Backend.sparse_mla, by the operator."""
+    arguments = (
+        q,
+        [cache.storage for cache, _, _ in segments],
+        [cache.scale for cache, _, _ in segments],
+        [cache.layout.description for cache, _, _ in segments],
+        [cache.block_size for cache, _, _ in segments],
+        [rows for _, rows, _ in segments],
+        [valid for _, _, valid in segments],
+        kv_lora_rank,
+        softmax_scale,
+        backend,
+    )
+    return _OPERATORS.attend(arguments, need_lse, out)
+
+
+def _run(
+    q: torch.Tensor,
+    storages: list[torch.Tensor],
+    scales: list[torch.Tensor | None],
+    layouts: list[str],
+    block_sizes: list[int],
+    rows: list[torch.Tensor],
+    valid: list[torch.Tensor],
+    kv_lora_rank: int,
+    softmax_scale: float,
+    backend: str | None,
+    *,
+    need_lse: bool,
+    out: torch.Tensor | None,
+) -> Attended:
+    refuse_gradients(q)
+    caches = [read_cache(*cache) for cache in zip(storages, scales, layouts, block_sizes, strict=True)]
+    return find_calls(backend, q.device).sparse_mla(
+        q,
+        [Segment(*segment) for segment in zip(caches, rows, valid, strict=True)],
+        kv_lora_rank=kv_lora_rank,
+        softmax_scale=softmax_scale,
+        need_lse=need_lse,
+        out=out,
+    )
+
+
+def _value_width(
+    q: torch.Tensor,
+    storages: list[torch.Tensor],
+    scales: list[torch.Tensor | None],
+    layouts: list[str],
+    block_sizes: list[int],
+    rows: list[torch.Tensor],
+    valid: list[torch.Tensor],
+    kv_lora_rank: int,
+    *rest: object,
+) -> int:
+    refuse_gradients(q)
+    return kv_lora_rank
+
+
+_OPERATORS = define_attending(
+    "sparse_mla",
+    "Tensor q, Tensor[] storages, Tensor?[] scales, str[] layouts, SymInt[] block_sizes, Tensor[] rows, Tensor[] valid, "
+    "SymInt kv_lora_rank, float softmax_scale, str? backend",
+    _run,
+    _value_width,
+)

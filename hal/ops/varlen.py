@@ -1,0 +1,101 @@
+"""Attention over contiguous keys."""
+
+from __future__ import annotations
+
+import torch
+
+from .attending import Attended, define_attending
+from .calls import find_calls
+from .registration import refuse_gradients
+
+
+def varlen_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_start_loc: torch.Tensor,
+    k_start_loc: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    *,
+    softmax_scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    causal: bool = True,
+    need_lse: bool = False,
+    out: torch.Tensor | None = None,
+    selected: torch.Tensor | None = None,
+    first_key: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """out [tokens, heads, v_head_dim] and lse [tokens, heads] or None, as Backend.varlen_attention, by the operator."""
+    arguments = (
+        q,
+        k,
+        v,
+        q_start_loc,
+        k_start_loc,
+        max_query_len,
+        max_seq_len,
+        softmax_scale,
+        window,
+        softcap,
+        causal,
+        selected,
+        first_key,
+        backend,
+    )
+    return _OPERATORS.attend(arguments, need_lse, out)
+
+
+def _run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_start_loc: torch.Tensor,
+    k_start_loc: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    softmax_scale: float,
+    window: int | None,
+    softcap: float | None,
+    causal: bool,
+    selected: torch.Tensor | None,
+    first_key: torch.Tensor | None,
+    backend: str | None,
+    *,
+    need_lse: bool,
+    out: torch.Tensor | None,
+) -> Attended:
+    refuse_gradients(q, k, v)
+    return find_calls(backend, q.device).varlen_attention(
+        q,
+        k,
+        v,
+        q_start_loc,
+        k_start_loc,
+        max_query_len,
+        max_seq_len,
+        softmax_scale=softmax_scale,
+        window=window,
+        softcap=softcap,
+        causal=causal,
+        need_lse=need_lse,
+        out=out,
+        selected=selected,
+        first_key=first_key,
+    )
+
+
+def _value_width(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: object) -> int:
+    refuse_gradients(q, k, v)
+    return v.shape[2]
+
+
+_OPERATORS = define_attending(
+    "varlen_attention",
+    "Tensor q, Tensor k, Tensor v, Tensor q_start_loc, Tensor k_start_loc, SymInt max_query_len, SymInt max_seq_len, "
+    "float softmax_scale, SymInt? window, float? softcap, bool causal, Tensor? selected, Tensor? first_key, str? backend",
+    _run,
+    _value_width,
+)

@@ -1,0 +1,77 @@
+"""What torch asks of an operator: schema, mutation, shapes without data, functionalisation, no results that alias inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.library import opcheck
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hal import ops
+from hal.common.backend import CALLS
+
+from .samples import record, samples
+
+EVERY = pytest.mark.parametrize("call", [pytest.param(call, id=name) for name, call in samples(4, 1, 0)])
+SOME_AND_NONE = pytest.mark.parametrize("call", [pytest.param(call, id=name) for name, call in samples(4, 0)])
+NOT_BUILT = {"compress_states"}
+"""Calls of the contract whose signature is not fixed yet."""
+
+
+def test_every_call_of_the_contract_is_an_operator() -> None:
+    assert set(ops.__all__) == CALLS - NOT_BUILT
+    assert all(hasattr(torch.ops.hal, call) for call in ops.__all__)
+
+
+def test_every_overload_is_sampled() -> None:
+    sampled = {record(call).operator for _, call in samples(4)}
+    packets = [getattr(torch.ops.hal, call) for call in ops.__all__ if call != "expand_pools"]
+    assert sampled == {getattr(packet, name) for packet in packets for name in packet.overloads()}
+
+
+@SOME_AND_NONE
+def test_opcheck(call: Callable[[], Any]) -> None:
+    found = record(call)
+    opcheck(found.operator, found.arguments, found.keywords)
+
+
+@EVERY
+def test_tensors_without_data_give_the_same_shapes(call: Callable[[], Any]) -> None:
+    found = record(call)
+    arguments, keywords = tree_map(_to_meta, (found.arguments, found.keywords))
+    traced = tree_leaves(found.operator(*arguments, **keywords))
+    real = tree_leaves(found.operator(*found.arguments, **found.keywords))
+    assert [_describe(tensor) for tensor in traced] == [_describe(tensor) for tensor in real]
+    assert all(tensor is None or tensor.device.type == "meta" for tensor in traced)
+
+
+@EVERY
+def test_no_result_shares_memory_with_an_input_or_another_result(call: Callable[[], Any]) -> None:
+    found = record(call)
+    results = [_where(tensor) for tensor in tree_leaves(found.operator(*found.arguments, **found.keywords)) if _has_data(tensor)]
+    inputs = {_where(tensor) for tensor in tree_leaves((found.arguments, found.keywords)) if _has_data(tensor)}
+    assert len(set(results)) == len(results)
+    assert not inputs & set(results)
+
+
+def _to_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+def _describe(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
+    if tensor is None:
+        return None
+    # The stride of a dimension with no second element leads nowhere, and torch leaves it open.
+    strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return tensor.dtype, tuple(tensor.shape), strides
+
+
+def _has_data(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 0
+
+
+def _where(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
