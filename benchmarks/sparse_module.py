@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -59,29 +60,29 @@ def build_model() -> PreTrainedModel:
     return model.eval()
 
 
-def run_hal(case: str, context: int, prefill: int) -> dict[str, float]:
-    """Seconds and peak bytes of one case on hal."""
+def run_hal(case: str, context: int, prefill: int, chunk: int) -> dict[str, float]:
+    """Seconds and peak bytes of one case on hal, a prefill in steps of `chunk` tokens."""
     model = build_model()
     weights = sum(parameter.nbytes for parameter in model.parameters())
     length = context if case == "decode" else prefill
-    limits = hal.Limits(
-        max_model_len=length, max_num_seqs=1, max_num_batched_tokens=max(1, prefill if case == "prefill" else 1), block_size=64
-    )
+    sizes = [1] if case == "decode" else [min(chunk, prefill - start) for start in range(0, prefill, chunk)]
+    limits = hal.Limits(max_model_len=length, max_num_seqs=1, max_num_batched_tokens=max(sizes), block_size=64)
     serving = attach(model, limits=limits)
     for cache in serving.attention.caches.values():
         cache.storage.normal_()
     table = np.arange(-(-length // 64))[None, :]
-    tokens = 1 if case == "decode" else prefill
-    ids = torch.randint(0, 128, (tokens,))
+    ids = torch.randint(0, 128, (sum(sizes),))
+    ends = [length - sum(sizes) + end for end in accumulate(sizes)]
 
-    def step() -> object:
-        return serving.forward(ids, hal.Batch([tokens], [length], table), rows=[tokens - 1])
+    def step() -> None:
+        for piece, size, end in zip(ids.split(sizes), sizes, ends, strict=True):
+            serving.forward(piece, hal.Batch([size], [end], table), rows=[size - 1])
 
     seconds = best_time(step, rounds=10 if case == "decode" else 2)
     return {"seconds": seconds, "peak_bytes": peak_memory_bytes(), "weight_bytes": weights, "sgemm": measure_rates().sgemm_gflops}
 
 
-def run_transformers(case: str, context: int, prefill: int) -> dict[str, float]:
+def run_transformers(case: str, context: int, prefill: int, _chunk: int) -> dict[str, float]:
     """Seconds and peak bytes of one case on transformers' eager attention."""
     model = build_model()
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -102,7 +103,7 @@ def _time_decode(model: PreTrainedModel, context: int) -> float:
     return time_once(lambda: model(ids, past_key_values=cache, use_cache=True))
 
 
-SIDES: dict[str, Callable[[str, int, int], dict[str, float]]] = {"hal": run_hal, "transformers": run_transformers}
+SIDES: dict[str, Callable[[str, int, int, int], dict[str, float]]] = {"hal": run_hal, "transformers": run_transformers}
 
 
 def bound_gflop(case: str, context: int, prefill: int) -> float:
@@ -129,12 +130,13 @@ def main() -> None:
     parser.add_argument("--transformers", action="store_true", help="run transformers' side too: slow, and 21 GB")
     parser.add_argument("--context", type=int, default=16384)
     parser.add_argument("--prefill", type=int, default=4096)
+    parser.add_argument("--chunk", type=int, default=1024, help="tokens of a prefill that hal computes at once")
     parser.add_argument("--only", choices=("decode", "prefill"))
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         side, case = arguments.child
-        print(json.dumps(SIDES[side](case, arguments.context, arguments.prefill)))
+        print(json.dumps(SIDES[side](case, arguments.context, arguments.prefill, arguments.chunk)))
         return
     print(measure_rates())
     for case in ("decode", "prefill") if arguments.only is None else (arguments.only,):
@@ -157,7 +159,7 @@ def _report(case: str, arguments: argparse.Namespace) -> None:
 
 def _run_child(side: str, case: str, arguments: argparse.Namespace) -> dict[str, float]:
     command = [sys.executable, __file__, "--child", side, case]
-    command += ["--context", str(arguments.context), "--prefill", str(arguments.prefill)]
+    command += ["--context", str(arguments.context), "--prefill", str(arguments.prefill), "--chunk", str(arguments.chunk)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
