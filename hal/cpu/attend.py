@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -38,11 +39,22 @@ class _Tile:
     may_be_empty: bool
 
 
-def scale_queries(q: torch.Tensor, num_kv_heads: int, softmax_scale: float) -> torch.Tensor:
-    """q [tokens, heads, head_dim] scaled, in the type to compute in, as [tokens, kv_heads, heads per KV head, head_dim]."""
+def group_heads(q: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """q [tokens, heads, head_dim] in the type to compute in, as [tokens, kv_heads, heads per KV head, head_dim]."""
     dtype = compute_dtype(q.dtype)
-    scaled = (q if q.dtype is dtype else q.to(dtype)) * softmax_scale
-    return scaled.view(q.shape[0], num_kv_heads, q.shape[1] // num_kv_heads, q.shape[2])
+    return (q if q.dtype is dtype else q.to(dtype)).view(q.shape[0], num_kv_heads, q.shape[1] // num_kv_heads, q.shape[2])
+
+
+def scale_queries(q: torch.Tensor, num_kv_heads: int, softmax_scale: float) -> torch.Tensor:
+    """The same, times the scale."""
+    return group_heads(q, num_kv_heads) * softmax_scale
+
+
+@cache
+def _nothing(dtype: torch.dtype) -> torch.Tensor:
+    """What a product is added to when nothing is to be added; it is never read."""
+    with torch.inference_mode(False):
+        return torch.zeros((1, 1, 1), dtype=dtype)
 
 
 def attend_request(
@@ -97,17 +109,19 @@ def attend_single(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    softmax_scale: float,
     softcap: float | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
     """Write out [heads, v_head_dim] and lse [heads] of one query over keys that it sees all of.
 
-    q: a row of scale_queries' [kv_heads, group, head_dim].
+    q: a row of group_heads' [kv_heads, group, head_dim].
     """
     if k.dtype is not q.dtype:
         k, v = k.to(q.dtype), v.to(q.dtype)
-    scores = torch.bmm(q, k.permute(1, 2, 0))
+    # The product scales on its way, which saves a call per layer.
+    scores = torch.baddbmm(_nothing(q.dtype), q, k.permute(1, 2, 0), beta=0, alpha=softmax_scale)
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
     weights, logs = normalise(scores, need_lse=lse is not None, may_be_empty=False)

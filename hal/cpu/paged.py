@@ -9,7 +9,7 @@ import torch
 from hal.common.errors import LayoutError
 from hal.common.kernels import KVCache, PagedBatch
 
-from .attend import attend_request, attend_single, scale_queries
+from .attend import attend_request, attend_single, group_heads, scale_queries
 from .cache import locate_request
 from .mask import Mask
 from .results import prepare_results
@@ -43,7 +43,9 @@ def attend_pages(
     keys, values = _head_views(cache)
     _check_query(q, keys)
     out, lse = prepare_results(q, values.shape[2], need_lse, out)
-    queries = scale_queries(q, keys.shape[1], softmax_scale)
+    heads = keys.shape[1]
+    lone = group_heads(q, heads)
+    queries = None
     for span in _find_spans(cache, batch, mask, q.shape[0]):
         begin, end = span.begin, span.end
         if span.start < 0:
@@ -55,8 +57,10 @@ def attend_pages(
             k, v = _split_heads(cache, cache.rows.index_select(0, span.rows))
         if end - begin == 1:
             # A lone query sees the whole span of keys that its mask leaves, so nothing is hidden in it.
-            attend_single(queries[begin], k, v, softcap, out[begin], None if lse is None else lse[begin])
+            attend_single(lone[begin], k, v, softmax_scale, softcap, out[begin], None if lse is None else lse[begin])
             continue
+        if queries is None:
+            queries = scale_queries(q, heads, softmax_scale)
         attend_request(
             queries[begin:end],
             k,
