@@ -6,6 +6,7 @@ if __name__ != "hal.models":
     raise ImportError("this folder is the package hal.models; import it by that name")
 
 from .checkpoint_plan import plan_checkpoint
+from .continuous import enable_generate_batch
 from .errors import CheckpointError, GenerationError, UnsupportedModelError
 from .generate import Generation
 from .load import attach, load
@@ -20,6 +21,7 @@ __all__ = [
     "Model",
     "UnsupportedModelError",
     "attach",
+    "enable_generate_batch",
     "load",
     "plan_checkpoint",
 ]

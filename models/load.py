@@ -25,6 +25,7 @@ from .errors import CheckpointError, UnsupportedModelError
 from .interface import BINDING, NAME, register
 from .loader import load_weights
 from .model import Model
+from .placing import device_of
 from .probe import bind_modules, up_projections
 from .support import check_rope, check_supported
 from .text import read_tokenizer
@@ -83,7 +84,7 @@ def attach(
     """
     shape = read_shape(module.config)
     check_supported(module, shape)
-    serving = _plan(shape, _device_of(module), module.dtype, backend, None, limits)
+    serving = _plan(shape, device_of(module), module.dtype, backend, None, limits)
     check_rope(module, serving.limits)
     return _start(module, serving, num_blocks, tokenizer=tokenizer)
 
@@ -119,13 +120,6 @@ def _find_device(device: Device | str | None) -> Device:
             "hal explain plans for it without running"
         )
     return found
-
-
-def _device_of(module: PreTrainedModel) -> Device:
-    for device in detect():
-        if device.torch_device is not None and torch.device(device.torch_device).type == module.device.type:
-            return replace(device, torch_device=str(module.device))
-    raise UnsupportedModelError(f"the module lies on {module.device}, which hal does not know")
 
 
 def _start(

@@ -1,0 +1,146 @@
+"""transformers' own continuous batching on hal attention: its scheduler and its paged cache, hal's call over what it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from hal.common.backend import Backend
+from hal.common.opened import kernels
+from hal.common.request import Request
+from hal.common.selection import select
+from hal.config import LayerShape, ModelShape, read_shape
+from hal.config.dtypes import dtype_name
+
+from .binding import Step, by_token
+from .checks import check_call
+from .errors import UnsupportedModelError
+from .interface import BINDING, NAME, AttentionCall, attention_forward, make_mask, register
+from .placing import device_of
+from .probe import bind_modules
+from .support import check_supported
+
+CONTINUOUS_NAME = "hal_flash"
+"""transformers hands lengths instead of masks to an implementation whose name has "flash" in it, and to no other."""
+
+PAGING = frozenset(
+    {
+        "block_table",
+        "cache",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "logits_indices",
+        "logits_processor_args",
+        "max_length_k",
+        "max_length_q",
+        "read_index",
+        "write_index",
+    }
+)
+"""Keywords that describe a step of continuous batching, as transformers.generation.continuous_batching names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuousBinding:
+    """Serves one layer from transformers' paged cache."""
+
+    layer: LayerShape
+    calls: Backend
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
+        """See interface.Binding."""
+        paging = {name: given for name, given in call.keywords.items() if name in PAGING}
+        own = {name: given for name, given in call.keywords.items() if name not in PAGING}
+        sink = check_call(self.layer, module, AttentionCall(call.mask, call.scaling, call.dropout, own))
+        cache = self._check_paging(module, paging)
+        # The cache writes the new tokens, gives every request's keys end to end, and leaves the layer's own lengths in `paging`.
+        key, value = cache.update(key_states=key, value_states=value, layer_idx=self.layer.layer_id, kwargs=paging)
+        out, lse = self.calls.varlen_attention(
+            by_token(query),
+            by_token(key),
+            by_token(value),
+            paging["cu_seq_lens_q"],
+            paging["cu_seq_lens_k"],
+            paging["max_length_q"],
+            paging["max_length_k"],
+            softmax_scale=self.layer.softmax_scale,
+            window=self.layer.window,
+            softcap=self.layer.softcap,
+            need_lse=sink is not None,
+        )
+        if sink is not None and lse is not None:
+            out = self.calls.apply_sink(out, lse, sink)
+        return out.unsqueeze(0)
+
+    def _check_paging(self, module: torch.nn.Module, paging: dict[str, Any]) -> Any:
+        if paging.get("cache") is None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} was prepared for generate_batch(), which brings the cache; to generate in other "
+                "ways use hal.models.attach()"
+            )
+        if paging.get("block_table") is not None:
+            raise UnsupportedModelError(
+                "generate_batch() asks for attention by block table, whose pages hold keys and values apart; hal serves its "
+                "other path: pass ContinuousBatchingConfig(max_blocks_per_request=0)"
+            )
+        return paging["cache"]
+
+
+def enable_generate_batch(module: PreTrainedModel, *, backend: str | None = None) -> PreTrainedModel:
+    """The module itself; its generate_batch() now runs hal's varlen_attention over transformers' paged cache.
+
+    backend: by name, or the one selected for the module's device. The module is changed (deepcopy it to keep a plain one)
+    and generates in no other way. UnsupportedModelError or NoBackend, before anything is changed, for what cannot run so.
+    """
+    shape = read_shape(module.config)
+    check_supported(module, shape)
+    for layer in shape.layers:
+        _check_layer(module, layer)
+    if any(BINDING in child.__dict__ for child in module.modules()):
+        raise UnsupportedModelError(f"this {type(module).__name__} already runs on hal attention")
+    calls = _find_calls(module, shape, backend)
+    register()
+    AttentionInterface.register(CONTINUOUS_NAME, attention_forward)
+    AttentionMaskInterface.register(CONTINUOUS_NAME, make_mask)
+    module.eval()
+    decoder = module.get_decoder()
+    decoder.set_attn_implementation(NAME)
+    for layer_id, child in bind_modules(module, shape, Step()).items():
+        setattr(child, BINDING, ContinuousBinding(shape.layer(layer_id), calls))
+    # Not by set_attn_implementation: for a name with "flash" in it, that looks for a package or a kernel to download.
+    module.config._attn_implementation = CONTINUOUS_NAME
+    return module
+
+
+def _check_layer(module: PreTrainedModel, layer: LayerShape) -> None:
+    """Nothing, or UnsupportedModelError for a layer that transformers' paged cache or one varlen call cannot hold."""
+    reasons = {
+        "it is a latent (MLA) layer, which that cache does not hold": layer.mla is not None,
+        f"its keys are {layer.head_dim} wide and its values {layer.v_head_dim}": layer.head_dim != layer.v_head_dim,
+        f"it attends in chunks of {layer.chunk}": layer.chunk is not None,
+        f"it reads the keys of layer {layer.kv_source}": not layer.owns_kv,
+        "it is not causal": not layer.causal,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UnsupportedModelError(
+                f"{type(module).__name__}, layer {layer.layer_id}: {reason}; generate_batch() cannot serve it on hal attention, "
+                "hal.models.attach() may"
+            )
+
+
+def _find_calls(module: PreTrainedModel, shape: ModelShape, backend: str | None) -> Backend:
+    device = device_of(module)
+    dtype = dtype_name(module.dtype)
+    names = {select(Request(layer, device, dtype), backend=backend).backend for layer in shape.layers}
+    if len(names) > 1:
+        raise UnsupportedModelError(f"the layers are served by {', '.join(sorted(names))}; name one of them as backend")
+    calls = kernels(names.pop(), device)
+    if type(calls).varlen_attention is Backend.varlen_attention:
+        raise UnsupportedModelError(f"{calls.name} has no varlen_attention, which generate_batch() needs")
+    return calls
