@@ -119,8 +119,19 @@ class Attention:
 
     @property
     def lost_tokens(self) -> int:
-        """Tokens of device batches, so far, whose page was none of the pool's: they were written nowhere."""
+        """Tokens of device batches, so far, that were written nowhere: without a page of the pool, or of an impossible length.
+
+        Reading it waits for the device; HAL_DEBUG=1 makes build() raise BatchError instead of counting.
+        """
         return self._builder.lost_tokens
+
+    @property
+    def lost_pages(self) -> int:
+        """Ids inside requests of device block tables, so far, that were no page of the pool: nobody sees a key there.
+
+        As for lost_tokens.
+        """
+        return self._builder.lost_pages
 
     def warm_up(self) -> None:
         """Compile every launch of the plan's list; nothing to do where no launch compiles."""

@@ -36,7 +36,8 @@ class TableRules:
 
     groups: tuple[TableRule, ...]
     shared: TableRule | None
-    page_tokens: int
+    block_size: int
+    tokens_per_page: int
 
     def for_tables(self, count: int) -> tuple[TableRule, ...]:
         """The rules of a batch with so many tables; BatchError where they do not fit the groups."""
@@ -60,28 +61,31 @@ def make_rules(plan: Plan, pools: tuple[PagePool, ...]) -> TableRules:
     return TableRules(
         groups=groups,
         shared=TableRule(pool=pools[0], window=widest) if is_single else None,
-        page_tokens=plan.page_tokens,
+        block_size=plan.block_size,
+        tokens_per_page=plan.tokens_per_page,
     )
 
 
-def first_columns(first_positions: Ints, window: int | None, page_tokens: int) -> Ints:
+def first_columns(first_positions: Ints, window: int | None, tokens_per_page: int) -> Ints:
     """The first column that a request's tokens may read: its first new token, at this position, sees the furthest back."""
     if window is None:
         return np.zeros_like(first_positions)
-    first: Ints = np.maximum(first_positions - (window - 1), 0) // page_tokens
+    first: Ints = np.maximum(first_positions - (window - 1), 0) // tokens_per_page
     return first
+
+
+def holds_strangers(table: Ints, columns: int, num_blocks: int) -> bool:
+    """Whether any id in the first columns of a table int32 [requests, columns] is none of num_blocks pages: a quick look."""
+    # Seen as unsigned, a negative id is larger than any page.
+    return columns > 0 and table.shape[0] > 0 and int(table[:, :columns].view(np.uint32).max()) >= num_blocks
 
 
 def find_wrong_block(table: Ints, first: Ints, stop: Ints, num_blocks: int) -> tuple[int, int] | None:
     """The first (request, column) with first <= column < stop whose id is none of num_blocks pages; None where all are.
 
-    table: int32 [requests, columns].
+    table: int32 [requests, columns], at least one of each.
     """
-    needed = int(stop.max(initial=0))
-    # Seen as unsigned, a negative id is larger than any page.
     ids = table.view(np.uint32)
-    if not needed or int(ids[:, :needed].max()) < num_blocks:
-        return None
     columns = table.shape[1]
     starts = np.arange(len(first)) * columns
     bounds = np.stack([starts + first, starts + stop], axis=1).ravel()
@@ -104,12 +108,12 @@ def forget_blocks(table: Ints, stop: int, num_blocks: int) -> None:
         ids[ids >= num_blocks] = np.uint32(2**32 - 1)
 
 
-def check_writes(table: Ints, query_lens: Ints, seq_lens: Ints, pool: PagePool, page_tokens: int) -> None:
+def check_writes(table: Ints, query_lens: Ints, seq_lens: Ints, pool: PagePool, tokens_per_page: int) -> None:
     """Nothing, or BatchError where a new token would be written to a page that several requests hold."""
     if not pool.num_shared:
         return
-    first = (seq_lens - query_lens) // page_tokens
-    counts = np.where(query_lens > 0, (seq_lens - 1) // page_tokens - first + 1, 0)
+    first = (seq_lens - query_lens) // tokens_per_page
+    counts = np.where(query_lens > 0, (seq_lens - 1) // tokens_per_page - first + 1, 0)
     request = np.repeat(np.arange(len(counts)), counts)
     column = np.arange(len(request)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
     held = np.flatnonzero(pool.is_shared[table[request, column]])
@@ -117,7 +121,7 @@ def check_writes(table: Ints, query_lens: Ints, seq_lens: Ints, pool: PagePool, 
         return
     row, page_column = int(request[held[0]]), int(column[held[0]])
     page = int(table[row, page_column])
-    position = max(int(seq_lens[row] - query_lens[row]), page_column * page_tokens)
+    position = max(int(seq_lens[row] - query_lens[row]), page_column * tokens_per_page)
     raise BatchError(
         f"request {row} would write position {position} to page {page}, which is held {pool.holders(page)} times; a shared page "
         "is read-only: share full pages only, and let a request write to pages of its own"

@@ -17,7 +17,7 @@ def count_blocks(plan: Plan, group: CacheGroup, num_pages: int) -> int:
     """
     if group.window is None:
         return num_pages
-    limits, size = plan.limits, plan.page_tokens
+    limits, size = plan.limits, plan.tokens_per_page
     positions = limits.max_num_seqs * (group.window - 1) + limits.max_num_batched_tokens
     # Each request's positions may begin and end inside a page.
     return min(num_pages, (positions + limits.max_num_seqs * 2 * (size - 1)) // size)
@@ -30,4 +30,4 @@ def count_tokens(plan: Plan, room_bytes: int) -> int:
         return sum(count_blocks(plan, group, num_pages) * group.page_bytes for group in plan.groups)
 
     pages = bisect_right(range(plan.default_num_blocks() + 1), max(0, room_bytes), key=needed) - 1
-    return pages * plan.page_tokens
+    return pages * plan.tokens_per_page

@@ -111,12 +111,12 @@ def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, de
     if batch.max_query_len > batch.max_seq_len:
         raise BatchError(f"max_query_len {batch.max_query_len} exceeds max_seq_len {batch.max_seq_len}, which includes it")
     rules.for_tables(len(batch.block_tables))
-    needed = -(-batch.max_seq_len // rules.page_tokens)
+    needed = -(-batch.max_seq_len // rules.tokens_per_page)
     for table in batch.block_tables:
         if table.shape[1] < needed:
             raise BatchError(
                 f"the block table has {table.shape[1]} columns; max_seq_len {batch.max_seq_len} needs {needed} pages of "
-                f"{rules.page_tokens} tokens"
+                f"{rules.tokens_per_page} tokens"
             )
     if batch.seq_lens.device.type != device.type:
         raise BatchError(f"the batch lies on {batch.seq_lens.device}, the plan runs on {device}")

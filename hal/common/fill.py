@@ -13,6 +13,7 @@ import torch
 from .batch import Batch
 from .block_ids import TableRules, first_columns, forget_blocks
 from .device_batch import DeviceBatch
+from .device_findings import drop_ids, drop_requests
 
 Ints = npt.NDArray[Any]
 
@@ -105,7 +106,7 @@ def _forget_freed_pages(batch: Batch, tables: Ints, rules: TableRules) -> None:
     for group, table in enumerate(tables):
         rule = rules.shared if len(batch.block_tables) == 1 and rules.shared is not None else rules.groups[group]
         if rule.window is not None and batch.num_reqs:
-            first = first_columns(batch.seq_lens - batch.query_lens, rule.window, rules.page_tokens)
+            first = first_columns(batch.seq_lens - batch.query_lens, rule.window, rules.tokens_per_page)
             forget_blocks(table[: batch.num_reqs], int(first.max()), rule.num_blocks)
 
 
@@ -133,50 +134,91 @@ def _fill_execution_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:
     arrays["prefill_starts"][: num_reqs - num_decodes + 1] = ordered_starts[num_decodes:] - first
 
 
-def fill_from_device(
-    batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], block_size: int, rules: TableRules, num_decodes: int
-) -> torch.Tensor:
-    """Write a device batch into the device arrays; bool [tokens], True where a real token's page is none of the pool's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """What a device batch named that is not there, int64 []: tokens that are written nowhere, ids in live columns of tables."""
 
-    Such a token, and one that belongs to no request, gets slot -1. Nothing is read back.
+    tokens: torch.Tensor
+    pages: torch.Tensor
+
+
+def fill_from_device(
+    batch: DeviceBatch,
+    arrays: Mapping[str, torch.Tensor],
+    block_size: int,
+    rules: TableRules,
+    num_decodes: int,
+    *,
+    is_sound: bool,
+) -> Lost | None:
+    """Write a device batch into the device arrays; what was lost on the way, None where is_sound says that nothing can be.
+
+    A token without a page of the pool, and one that belongs to no request, gets slot -1; an id that is no page of the pool
+    becomes -1; a request whose length cannot be is as if it had none. Nothing is read back.
     """
     requests, tokens = batch.num_reqs, batch.num_tokens
     starts = arrays["starts"][: requests + 1].copy_(batch.query_start_loc)
     lens = arrays["seq_lens"][:requests].copy_(batch.seq_lens)
+    if not is_sound:
+        starts.clamp_(min=0, max=tokens)
+        drop_requests(starts, lens, batch.max_seq_len)
     req_id, positions = arrays["req_id"][:tokens], arrays["positions"][:tokens]
     index = torch.arange(tokens, device=starts.device, dtype=torch.int32)
     torch.searchsorted(starts[1:], index, right=True, out_int32=True, out=req_id)
     is_real = index < starts[-1]
     req_id.clamp_(max=max(0, requests - 1))
     shift = lens - starts[1:]
-    positions.copy_((index + shift[req_id]).clamp_(min=0))
-    arrays["key_bounds"][:tokens] = torch.where(is_real, positions + 1, 0)
+    unclamped = index + shift[req_id]
+    positions.copy_(unclamped.clamp(min=0))
+    is_placed = is_real if is_sound else is_real & (unclamped >= 0)
+    arrays["key_bounds"][:tokens] = torch.where(is_placed, positions + 1, 0)
     arrays["phase_req_id"][:tokens] = req_id - (req_id >= num_decodes).to(torch.int32) * num_decodes
     arrays["decode_starts"][: num_decodes + 1] = starts[: num_decodes + 1]
     arrays["prefill_starts"][: requests - num_decodes + 1] = starts[num_decodes:] - starts[num_decodes]
-    return _fill_slots(batch, arrays, block_size, rules, is_real)
+    lost_pages = _fill_tables(batch, arrays, rules, is_sound)
+    has_slot = _fill_slots(batch, arrays, block_size, rules, is_placed)
+    return None if is_sound else Lost(tokens=(is_real & ~has_slot).sum(), pages=lost_pages)
+
+
+def _fill_tables(batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], rules: TableRules, is_sound: bool) -> torch.Tensor:
+    """Copy every group's table, ids that are no pages left out unless all is sound; int64 [], how many of those were live."""
+    requests = batch.num_reqs
+    starts, lens, tables = arrays["starts"][: requests + 1], arrays["seq_lens"][:requests], arrays["tables"]
+    lost = torch.zeros((), dtype=torch.int64, device=lens.device)
+    each = rules.for_tables(len(batch.block_tables))
+    for number, (given, rule) in enumerate(zip(batch.block_tables, each, strict=True)):
+        columns = min(given.shape[1], tables.shape[2])
+        filled = tables[number, :requests, :columns].copy_(given[:, :columns])
+        if not is_sound:
+            lost += drop_ids(filled, starts, lens, rule, rules.tokens_per_page)
+    for group in range(len(each), tables.shape[0]):
+        tables[group, :requests, :columns] = filled
+    return lost
 
 
 def _fill_slots(
-    batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], block_size: int, rules: TableRules, is_real: torch.Tensor
+    batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], block_size: int, rules: TableRules, is_placed: torch.Tensor
 ) -> torch.Tensor:
+    """Fill every group's slots; bool [tokens], whether a token that should be written can be, in every group."""
     requests, tokens = batch.num_reqs, batch.num_tokens
     req_id, positions = arrays["req_id"][:tokens], arrays["positions"][:tokens]
     page = positions // block_size
-    lost = torch.zeros_like(is_real)
+    has_slot = is_placed
     for group, tables in enumerate(arrays["tables"]):
-        table = batch.block_tables[group if len(batch.block_tables) > 1 else 0]
-        columns = min(table.shape[1], tables.shape[1])
-        tables[:requests, :columns] = table[:, :columns]
-        slots = arrays["slots"][group][:tokens]
+        num_blocks, slots = rules.groups[group].num_blocks, arrays["slots"][group][:tokens]
         if batch.slot_mapping is not None:
-            slots.copy_(batch.slot_mapping[group if len(batch.slot_mapping) > 1 else 0])
+            given = batch.slot_mapping[group if len(batch.slot_mapping) > 1 else 0]
+            is_slot = given < num_blocks * block_size
+            slots.copy_(torch.where(is_slot, given, -1))
+            has_slot = has_slot & is_slot
             continue
-        if not table.numel():
+        columns = min(batch.block_tables[group if len(batch.block_tables) > 1 else 0].shape[1], tables.shape[1])
+        if not requests or not columns:
             slots.fill_(-1)
+            has_slot = has_slot & False
             continue
-        block = table[req_id, page.clamp(max=columns - 1)]
-        usable = (block >= 0) & (block < rules.groups[group].num_blocks) & (page < columns)
-        lost |= is_real & ~usable
-        slots.copy_(torch.where(usable & is_real, block.long() * block_size + positions % block_size, -1))
-    return lost
+        block = tables[req_id, page.clamp(max=columns - 1)]
+        usable = is_placed & (block >= 0) & (block < num_blocks) & (page < columns)
+        has_slot = has_slot & usable
+        slots.copy_(torch.where(usable, block.long() * block_size + positions % block_size, -1))
+    return has_slot

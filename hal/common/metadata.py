@@ -13,6 +13,7 @@ from .batch import Batch
 from .block_ids import make_rules
 from .chunks import Scoring, plan_scores
 from .device_batch import DeviceBatch, check_device_batch
+from .device_findings import find_mistake
 from .environment import read_variable
 from .errors import BatchError, InputError
 from .fill import arrange, fill_from_device, fill_from_host, step_regions
@@ -51,12 +52,18 @@ class MetadataBuilder:
         regions |= row_regions(self._tokens_per_row, limits.max_num_seqs, limits.max_num_batched_tokens)
         regions["runs"] = ((sum(self._run_numbers(kind) for kind in self._kinds),), "int32")
         self._staging = Staging(regions, torch_device)
-        self._lost = torch.zeros((), dtype=torch.int64, device=torch_device)
+        self._lost_tokens = torch.zeros((), dtype=torch.int64, device=torch_device)
+        self._lost_pages = torch.zeros((), dtype=torch.int64, device=torch_device)
 
     @property
     def lost_tokens(self) -> int:
-        """Tokens of device batches, so far, whose page was none of the pool's; reading it waits for the device."""
-        return int(self._lost)
+        """Tokens of device batches, so far, that could be written nowhere; reading it waits for the device."""
+        return int(self._lost_tokens)
+
+    @property
+    def lost_pages(self) -> int:
+        """Ids in live columns of device tables, so far, that were none of the pool's; reading it waits for the device."""
+        return int(self._lost_pages)
 
     def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
         """The metadata of a step; BatchError, with nothing written, for a batch that the plan or the caches do not allow."""
@@ -116,7 +123,8 @@ class MetadataBuilder:
 
     def _build_from_device(self, batch: DeviceBatch) -> StepMetadata:
         plan, device = self.plan, self._staging.device
-        check_device_batch(batch, plan.limits, self.rules, self._lost.device)
+        check_device_batch(batch, plan.limits, self.rules, self._lost_tokens.device)
+        is_sound = self._see_whether_sound(batch)
         first = batch.count_decodes(1 + plan.num_spec_tokens)
         decode_tokens = batch.count_decode_tokens(first, 1 + plan.num_spec_tokens)
         self.step_id += 1
@@ -126,20 +134,30 @@ class MetadataBuilder:
             num_decodes=first,
             is_ordered=True,
             phases=(
-                self._device_phase("decode", batch, slice(0, first), slice(0, decode_tokens)),
-                self._device_phase("prefill", batch, slice(first, batch.num_reqs), slice(decode_tokens, batch.num_tokens)),
+                self._device_phase("decode", batch, slice(0, first), slice(0, decode_tokens), is_sound),
+                self._device_phase(
+                    "prefill", batch, slice(first, batch.num_reqs), slice(decode_tokens, batch.num_tokens), is_sound
+                ),
             ),
         )
         self._staging.upload()
         # After the upload, which would overwrite what is computed on the device.
-        lost = fill_from_device(batch, device, plan.block_size, self.rules, first)
+        lost = fill_from_device(batch, device, plan.block_size, self.rules, first, is_sound=is_sound)
         fill_rows(self._tokens_per_row, device, True, batch.num_reqs, batch.num_tokens, batch.num_tokens)
-        if batch.slot_mapping is None:
-            self._lost += lost.sum()
-            if read_variable("HAL_DEBUG") == "1" and bool(lost.any()):
-                token = int(lost.nonzero()[0])
-                raise BatchError(f"token {token} lies on a page that is none of the pool's")
+        if lost is not None:
+            self._lost_tokens += lost.tokens
+            self._lost_pages += lost.pages
         return metadata
+
+    def _see_whether_sound(self, batch: DeviceBatch) -> bool:
+        """Whether the host knows that the batch's tensors hold nothing wrong; BatchError under HAL_DEBUG=1 where they do."""
+        is_debugged = read_variable("HAL_DEBUG") == "1"
+        if not is_debugged and batch.seq_lens.device.type != "cpu":
+            return False
+        mistake = find_mistake(batch, self.rules)
+        if mistake is not None and is_debugged:
+            raise BatchError(mistake)
+        return mistake is None
 
     def _run_numbers(self, kind: MLAKind) -> int:
         """The most numbers that one kind's runs place: a run has two per request, a chunk three per request that it covers."""
@@ -222,14 +240,14 @@ class MetadataBuilder:
             runs={} if name == "decode" else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},
         )
 
-    def _device_phase(self, name: str, batch: DeviceBatch, requests: slice, tokens: slice) -> Phase | None:
+    def _device_phase(self, name: str, batch: DeviceBatch, requests: slice, tokens: slice, is_sound: bool) -> Phase | None:
         if tokens.start == tokens.stop:
             return None
         longest = (batch.max_query_len, batch.max_seq_len)
         if batch.query_lens is None or batch.seq_lens_upper is None:
             # Without host lengths every token may see max_seq_len keys, and MLA stays absorbed, which needs none.
             chunks = {each: _even_chunks(batch, requests, tokens, each, self._max_scores) for each in self._scorings}
-            return self._phase(name, requests, tokens, longest, True, chunks=chunks, runs={})
+            return self._phase(name, requests, tokens, longest, True, chunks=chunks, runs={}, may_miss_pages=not is_sound)
         queries, lengths = batch.query_lens[requests], batch.seq_lens_upper[requests]
         return self._phase(
             name,
@@ -239,6 +257,7 @@ class MetadataBuilder:
             True,
             chunks=self._score_chunks(queries, lengths),
             runs={} if name == "decode" else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},
+            may_miss_pages=not is_sound,
         )
 
     def _score_chunks(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> dict[Scoring, tuple[IndexerChunk, ...]]:
@@ -259,6 +278,7 @@ class MetadataBuilder:
         *,
         chunks: Mapping[Scoring, tuple[IndexerChunk, ...]],
         runs: Mapping[MLAKind, tuple[MLARun, ...]],
+        may_miss_pages: bool = False,
     ) -> Phase:
         device = self._staging.device
         count = requests.stop - requests.start
@@ -285,6 +305,7 @@ class MetadataBuilder:
             max_seq_len=longest[1],
             chunks=chunks,
             runs=runs,
+            may_miss_pages=may_miss_pages,
         )
 
     def _runs(self, kind: MLAKind, query_lens: Sequence[int], seq_lens: Sequence[int]) -> tuple[MLARun, ...]:

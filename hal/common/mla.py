@@ -9,6 +9,7 @@ import torch
 
 from hal.config import LayerShape
 
+from .device_findings import drop_missing_rows
 from .kernels import KVCache, PagedBatch, Segment
 from .parallel import Parallel
 from .step import ContextChunk, MLARun, Phase, StepMetadata, mla_kind
@@ -87,7 +88,8 @@ class _Call:
 
     def attend_run(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         is_masked = self.choice is not None and (run.max_seq_len > _topk(self.layer) or self.choice.is_explicit)
-        if run.form == "absorbed" or (is_masked and not self.can_mask):
+        # A choice names keys by their place in the context, which moves where keys on missing pages are left out.
+        if run.form == "absorbed" or (is_masked and (not self.can_mask or phase.may_miss_pages)):
             table = phase.batches[self.group]
             batch = PagedBatch(
                 run.q_start_loc,
@@ -187,7 +189,9 @@ class _Call:
             first_key=run.context_lens if selected is not None else None,
         )
         for chunk in run.context:
-            rows = _context_rows(phase.batches[self.group], run, chunk, self.cache)
+            rows, k_start_loc = _context_rows(phase.batches[self.group], run, chunk, self.cache), chunk.k_start_loc
+            if phase.may_miss_pages:
+                rows, k_start_loc = drop_missing_rows(rows, k_start_loc)
             latent, k_rope = self.kernels("gather_cache")(self.cache, rows)
             keys, values = _expand(latent, k_rope, weights)
             tokens = chunk.tokens
@@ -196,7 +200,7 @@ class _Call:
                 keys,
                 values,
                 chunk.q_start_loc,
-                chunk.k_start_loc,
+                k_start_loc,
                 chunk.max_query_len,
                 chunk.num_keys,
                 softmax_scale=scale,

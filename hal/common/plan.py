@@ -148,7 +148,7 @@ class Plan:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     @property
-    def page_tokens(self) -> int:
+    def tokens_per_page(self) -> int:
         """Tokens of one column of a block table: a page of every decode-context rank."""
         return self.block_size * self.parallel.dcp
 
@@ -177,7 +177,7 @@ class Plan:
         read, max_num_seqs windows and one step's max_num_batched_tokens are enough, provided that pages behind a window are
         freed before each step.
         """
-        pages = self.default_num_blocks() if num_tokens is None else -(-num_tokens // self.page_tokens)
+        pages = self.default_num_blocks() if num_tokens is None else -(-num_tokens // self.tokens_per_page)
         return tuple(max(1, count_blocks(self, group, pages)) for group in self.groups)
 
     def default_num_blocks(self) -> int:

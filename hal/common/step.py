@@ -82,7 +82,8 @@ class Phase:
 
     name: "decode" or "prefill". batches: one PagedBatch per cache group, which counts in rows where tokens share them.
     req_id: int32 [tokens], within the phase. key_bounds: int32 [tokens], how many tokens each token may see. chunks: what an
-    indexer scores together. runs: by kind, for MLA layers.
+    indexer scores together. runs: by kind, for MLA layers. may_miss_pages: block tables came from the device unseen, so that an
+    id inside a request may be negative, which is no key.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Phase:
     max_seq_len: int
     chunks: Mapping[Scoring, tuple[IndexerChunk, ...]]
     runs: Mapping[MLAKind, tuple[MLARun, ...]]
+    may_miss_pages: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

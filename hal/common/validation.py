@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from .batch import Batch
-from .block_ids import TableRule, TableRules, check_writes, find_wrong_block, first_columns
+from .block_ids import TableRule, TableRules, check_writes, find_wrong_block, first_columns, holds_strangers
 from .errors import BatchError
 from .limits import Limits
 
@@ -25,11 +25,10 @@ def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: 
         request = int(batch.seq_lens.argmax())
         raise BatchError(f"request {request} has seq_len {longest}, the plan allows max_model_len = {limits.max_model_len}")
     _check_padding(batch, limits)
-    pages = -(-batch.seq_lens // rules.page_tokens)
     for table, rule in zip(batch.block_tables, rules.for_tables(len(batch.block_tables)), strict=True):
-        _check_table(batch, table, pages, rule, rules.page_tokens)
+        _check_table(batch, table, longest, rule, rules.tokens_per_page)
         if is_written:
-            check_writes(table, batch.query_lens, batch.seq_lens, rule.pool, rules.page_tokens)
+            check_writes(table, batch.query_lens, batch.seq_lens, rule.pool, rules.tokens_per_page)
 
 
 def _check_padding(batch: Batch, limits: Limits) -> None:
@@ -48,15 +47,17 @@ def _check_padding(batch: Batch, limits: Limits) -> None:
         )
 
 
-def _check_table(batch: Batch, table: npt.NDArray[Any], pages: npt.NDArray[Any], rule: TableRule, page_tokens: int) -> None:
-    needed = int(pages.max(initial=0))
+def _check_table(batch: Batch, table: npt.NDArray[Any], longest: int, rule: TableRule, tokens_per_page: int) -> None:
+    needed = -(-longest // tokens_per_page)
     if table.shape[1] < needed:
-        request = int(pages.argmax())
+        request = int(batch.seq_lens.argmax())
         raise BatchError(
-            f"the block table has {table.shape[1]} columns; request {request} needs {needed} pages of {page_tokens} tokens"
+            f"the block table has {table.shape[1]} columns; request {request} needs {needed} pages of {tokens_per_page} tokens"
         )
-    first = first_columns(batch.seq_lens - batch.query_lens, rule.window, page_tokens)
-    wrong = find_wrong_block(table, first, pages, rule.num_blocks)
+    if not holds_strangers(table, needed, rule.num_blocks):
+        return
+    first = first_columns(batch.seq_lens - batch.query_lens, rule.window, tokens_per_page)
+    wrong = find_wrong_block(table, first, -(-batch.seq_lens // tokens_per_page), rule.num_blocks)
     if wrong is not None:
         request, column = wrong
         blocks = f"blocks are 0 to {rule.num_blocks - 1}"

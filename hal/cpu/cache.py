@@ -42,21 +42,50 @@ def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return cache.layout.unpack(gathered)
 
 
-def locate_request(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> slice | torch.Tensor:
-    """The cache rows of a request's positions start..stop: a slice where its pages lie end to end, else int64 indices."""
+def locate_request(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> slice | torch.Tensor | None:
+    """The cache rows of a request's positions start..stop: a slice where its pages lie end to end, else int64 indices.
+
+    None where the table names no page of the cache for one of them: locate_known finds the others.
+    """
     size, stride = cache.block_size, cache.page_stride
     first_page = start // size
-    table = batch.block_table[request, first_page : -(-stop // size)]
+    last_page = -(-stop // size) if stop > start else first_page
+    table = batch.block_table[request, first_page:last_page]
     pages = table.tolist()
     offset = start - first_page * size
-    if stride == size and pages and pages == list(range(pages[0], pages[0] + len(pages))):
+    is_run = bool(pages) and pages == list(range(pages[0], pages[0] + len(pages)))
+    lowest, highest = (pages[0], pages[-1]) if is_run else (min(pages, default=0), max(pages, default=-1))
+    if len(pages) < last_page - first_page or lowest < 0 or highest >= cache.num_pages:
+        return None
+    if stride == size and is_run:
         begin = pages[0] * size + offset
         return slice(begin, begin + stop - start)
     rows = (table.long()[:, None] * stride + torch.arange(size)[None, :]).reshape(-1)
     return rows[offset : offset + stop - start]
 
 
-def read_request(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> torch.Tensor:
-    """A request's cached rows [stop - start, width]: a view where its pages lie end to end, a copy where they do not."""
+def locate_known(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> torch.Tensor:
+    """The cache row of each of a request's positions start..stop, int64; -1 where the table names no page of the cache."""
+    table = batch.block_table[request].long()
+    positions = torch.arange(start, stop)
+    column = positions // cache.block_size
+    page = table[column.clamp(max=table.shape[0] - 1)] if table.shape[0] else torch.full_like(column, -1)
+    is_there = (column < table.shape[0]) & (page >= 0) & (page < cache.num_pages)
+    return torch.where(is_there, page * cache.page_stride + positions % cache.block_size, -1)
+
+
+def read_request(
+    cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A request's cached rows [stop - start, width]: a view where its pages lie end to end, a copy where they do not.
+
+    Beside them bool [stop - start], True for the positions whose page is missing, whose rows are zeros; None where none is.
+    """
     rows = locate_request(cache, batch, request, start, stop)
-    return cache.rows[rows] if isinstance(rows, slice) else cache.rows.index_select(0, rows)
+    if rows is None:
+        rows = locate_known(cache, batch, request, start, stop)
+        is_missing = rows < 0
+        if bool(is_missing.all()):
+            return cache.storage.new_zeros(stop - start, cache.layout.width), is_missing
+        return cache.rows.index_select(0, rows.clamp(min=0)).masked_fill_(is_missing[:, None], 0), is_missing
+    return (cache.rows[rows] if isinstance(rows, slice) else cache.rows.index_select(0, rows)), None

@@ -38,9 +38,11 @@ def score_keys(
         num_keys = first + (end - begin)
         if begin >= end:
             continue
-        keys = read_request(cache, batch, request, 0, num_keys).to(dtype)
+        keys, is_missing = read_request(cache, batch, request, 0, num_keys)
         rows = scores[begin - chunk.token_start : end - chunk.token_start, :num_keys]
-        _score_request(iq[begin:end].to(dtype), weights[begin:end].to(dtype), keys, first, rows)
+        _score_request(iq[begin:end].to(dtype), weights[begin:end].to(dtype), keys.to(dtype), first, rows)
+        if is_missing is not None:
+            rows.masked_fill_(is_missing[None, :], float("-inf"))
     return scores if dtype == torch.float64 else scores.float()
 
 

@@ -10,7 +10,7 @@ from hal.common.errors import LayoutError
 from hal.common.kernels import KVCache, PagedBatch
 
 from .attend import attend_request, attend_single, group_heads, scale_queries
-from .cache import locate_request
+from .cache import locate_known, locate_request
 from .mask import Mask
 from .results import prepare_results
 
@@ -91,7 +91,7 @@ def _make_spans(cache: KVCache, batch: PagedBatch, mask: Mask, num_tokens: int) 
     spans = []
     for request, length in enumerate(batch.seq_lens.tolist()):
         begin, end = starts[request], starts[request + 1]
-        if begin == end:
+        if begin >= end:
             continue
         if not length:
             spans.append(_Span(begin=begin, end=end, start=-1, first=0, rows=nothing))
@@ -99,11 +99,22 @@ def _make_spans(cache: KVCache, batch: PagedBatch, mask: Mask, num_tokens: int) 
         first = length - (end - begin)
         start, stop = mask.key_range(first, length - 1, length)
         rows = locate_request(cache, batch, request, start, stop)
+        if rows is None:
+            spans += [_span_of_one(cache, batch, mask, request, first + token - begin, token) for token in range(begin, end)]
+            continue
         spans.append(_Span(begin=begin, end=end, start=start, first=first - start, rows=rows))
     if starts[-1] < num_tokens:
         # Query rows past the last request belong to nobody and see no key.
         spans.append(_Span(begin=starts[-1], end=num_tokens, start=-1, first=0, rows=nothing))
     return tuple(spans)
+
+
+def _span_of_one(cache: KVCache, batch: PagedBatch, mask: Mask, request: int, position: int, token: int) -> _Span:
+    """The span of a lone query whose request has keys on missing pages: the others that it sees."""
+    start, stop = mask.key_range(position, position, int(batch.seq_lens[request]))
+    rows = locate_known(cache, batch, request, start, stop)
+    rows = rows[rows >= 0]
+    return _Span(begin=token, end=token + 1, start=start if rows.numel() else -1, first=0, rows=rows)
 
 
 def _head_views(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,10 +18,14 @@ JUNK = 2**31 - 1
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """One request: how long it is, its pages, and per layer what was cached of it, in order."""
+    """One request: how long it is, its pages, and per layer what was cached of it, in order.
+
+    missing: positions that nobody sees, since the table of a step names no page for them.
+    """
 
     length: int = 0
     pages: list[int] = field(default_factory=list)
+    missing: frozenset[int] = frozenset()
     cached: dict[Any, list[torch.Tensor]] = field(default_factory=dict)
 
     def history(self, key: Any) -> torch.Tensor:

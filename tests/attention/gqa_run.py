@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +14,15 @@ from . import oracle
 from .engine import Engine, Step
 
 
-def run_step(engine: Engine, step: Step, **batch: Any) -> dict[int, torch.Tensor]:
-    """Attend in every layer and hold each output against the definition; the outputs by layer."""
-    metadata = engine.attention.build(engine.schedule(step, **batch))
+def run_step(
+    engine: Engine, step: Step, to_batch: Callable[[hal.Batch], Any] | None = None, **batch: Any
+) -> dict[int, torch.Tensor]:
+    """Attend in every layer and hold each output against the definition; the outputs by layer.
+
+    to_batch: what makes of the step's host batch the one to build.
+    """
+    made = engine.schedule(step, **batch)
+    metadata = engine.attention.build(made if to_batch is None else to_batch(made))
     return {layer.layer_id: run_layer(engine, layer, step, metadata) for layer in engine.shape.layers}
 
 
@@ -35,7 +42,7 @@ def run_layer(engine: Engine, layer: LayerShape, step: Step, metadata: hal.StepM
     for token, (name, position) in enumerate(engine.tokens(step)):
         running = engine.requests[name]
         keys, values = (running.history((layer.kv_source, part)) for part in ("k", "v"))
-        chosen = oracle.seen(layer, position, running.length)
+        chosen = [key for key in oracle.seen(layer, position, running.length) if key not in running.missing]
         expected[token] = oracle.attend(layer, q[token], keys[chosen], values[chosen], sink)
     oracle.expect_close(out, expected, str(engine.dtype).removeprefix("torch."))
     return out

@@ -37,9 +37,19 @@ def bind(engine: Engine) -> dict[int, Weights]:
     return weights
 
 
-def run_step(engine: Engine, weights: dict[int, Weights], step: Step, **batch: Any) -> dict[int, torch.Tensor]:
-    """Attend in every layer and hold each output against the definition; sharing layers see what the owner before them chose."""
-    metadata = engine.attention.build(engine.schedule(step, **batch))
+def run_step(
+    engine: Engine,
+    weights: dict[int, Weights],
+    step: Step,
+    to_batch: Callable[[hal.Batch], Any] | None = None,
+    **batch: Any,
+) -> dict[int, torch.Tensor]:
+    """Attend in every layer and hold each output against the definition; sharing layers see what the owner before them chose.
+
+    to_batch: what makes of the step's host batch the one to build.
+    """
+    made = engine.schedule(step, **batch)
+    metadata = engine.attention.build(made if to_batch is None else to_batch(made))
     outputs, choices = {}, None
     for layer in engine.shape.layers:
         index = None
@@ -80,7 +90,7 @@ def run_layer(
         running = engine.requests[name]
         latents, ropes = (running.history((layer.layer_id, part)) for part in ("latent", "rope"))
         keys, values = oracle.expand_latents(latents, ropes, weights.w_uk, w_uv)
-        chosen = oracle.seen(layer, position, running.length)
+        chosen = [key for key in oracle.seen(layer, position, running.length) if key not in running.missing]
         if choices is not None:
             chosen = [key for key in chosen if key in choices[token]]
         q = torch.cat([q_nope[token], q_rope[token]], dim=-1)
@@ -101,5 +111,7 @@ def _index(engine: Engine, layer: LayerShape, step: Step) -> tuple[hal.IndexInpu
     choices = []
     for token, (name, position) in enumerate(engine.tokens(step)):
         keys = engine.requests[name].history((layer.layer_id, "index"))[: position + 1]
-        choices.append(oracle.best_keys(index.q[token], index.weights[token], keys, layer.indexer.topk))
+        there = [key for key in range(position + 1) if key not in engine.requests[name].missing]
+        best = oracle.best_keys(index.q[token], index.weights[token], keys[there], layer.indexer.topk)
+        choices.append([there[key] for key in best])
     return index, choices

@@ -109,7 +109,7 @@ def test_a_page_outside_the_pool_is_written_nowhere_and_counted(block: int, monk
     assert metadata.slot_mapping.tolist()[0] >= 0
     assert attention.lost_tokens == 1
     monkeypatch.setenv("HAL_DEBUG", "1")
-    with pytest.raises(hal.BatchError, match="token 1"):
+    with pytest.raises(hal.BatchError, match=f"request 1 has block {block} in column 2"):
         attention.build(on_device([1, 1], [5, 9], tables, "bounds"))
 
 

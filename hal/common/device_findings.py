@@ -1,0 +1,97 @@
+"""What is wrong with a device batch: found where the host can see the values, else made harmless where they lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .block_ids import TableRule, TableRules, find_wrong_block, first_columns, holds_strangers
+
+if TYPE_CHECKING:
+    from .device_batch import DeviceBatch
+
+
+def find_mistake(batch: DeviceBatch, rules: TableRules) -> str | None:
+    """A sentence with the values of the first thing that is wrong in the batch's tensors; None where all is right.
+
+    Waits for the device unless the batch lies on the CPU.
+    """
+    starts, lens = _to_host(batch.query_start_loc), _to_host(batch.seq_lens)
+    if not len(lens):
+        return None
+    query_lens = starts[1:] - starts[:-1]
+    if starts[0] != 0 or int(query_lens.min()) < 0 or starts[-1] > batch.num_tokens:
+        return f"query_start_loc is {starts.tolist()}; expected 0 first, no step back, and at most {batch.num_tokens} last"
+    contexts, longest = lens - query_lens, int(lens.max())
+    if int(contexts.min()) < 0 or longest > batch.max_seq_len or int(query_lens.max()) > batch.max_query_len:
+        return _describe_wrong_length(batch, query_lens, lens)
+    return _find_wrong_id(batch, rules, contexts, lens, longest) or _find_wrong_slot(batch, rules)
+
+
+def _describe_wrong_length(batch: DeviceBatch, query_lens: Any, lens: Any) -> str:
+    is_wrong = (lens < query_lens) | (lens > batch.max_seq_len) | (query_lens > batch.max_query_len)
+    request = int(np.flatnonzero(is_wrong)[0])
+    return (
+        f"request {request} has query_len {query_lens[request]} and seq_len {lens[request]}; expected at most max_query_len = "
+        f"{batch.max_query_len} and max_seq_len = {batch.max_seq_len}, and seq_len, which includes the new tokens, no less than "
+        "query_len"
+    )
+
+
+def _find_wrong_id(batch: DeviceBatch, rules: TableRules, contexts: Any, lens: Any, longest: int) -> str | None:
+    size = rules.tokens_per_page
+    for table, rule in zip(batch.block_tables, rules.for_tables(len(batch.block_tables)), strict=True):
+        ids = _to_host(table)
+        if not holds_strangers(ids, -(-longest // size), rule.num_blocks):
+            continue
+        wrong = find_wrong_block(ids, first_columns(contexts, rule.window, size), -(-lens // size), rule.num_blocks)
+        if wrong is not None:
+            request, column = wrong
+            return f"request {request} has block {ids[request, column]} in column {column}; blocks are 0 to {rule.num_blocks - 1}"
+    return None
+
+
+def _find_wrong_slot(batch: DeviceBatch, rules: TableRules) -> str | None:
+    if batch.slot_mapping is None:
+        return None
+    for slots, rule in zip(batch.slot_mapping, rules.for_tables(len(batch.slot_mapping)), strict=True):
+        values, count = _to_host(slots), rule.num_blocks * rules.block_size
+        if len(values) and int(values.max()) >= count:
+            token = int(values.argmax())
+            return f"token {token} has slot {values[token]}; slots are -1 or 0 to {count - 1}"
+    return None
+
+
+def _to_host(tensor: torch.Tensor) -> Any:
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
+
+
+def drop_requests(starts: torch.Tensor, lens: torch.Tensor, max_seq_len: int) -> None:
+    """Set lens to 0, in place, where a length is less than the request's new tokens or more than any is said to be."""
+    query_lens = starts[1:] - starts[:-1]
+    lens.mul_((lens >= query_lens) & (lens <= max_seq_len) & (query_lens >= 0))
+
+
+def drop_ids(
+    table: torch.Tensor, starts: torch.Tensor, lens: torch.Tensor, rule: TableRule, tokens_per_page: int
+) -> torch.Tensor:
+    """Turn ids that are none of the pool's pages into -1, in place; int64 [], how many lay in a live column."""
+    torch.clamp(torch.where(table < rule.num_blocks, table, -1), min=-1, out=table)
+    columns = torch.arange(table.shape[1], device=table.device, dtype=torch.int32)
+    wrong = (table < 0) & (columns < ((lens + (tokens_per_page - 1)) // tokens_per_page)[:, None])
+    if rule.window is not None:
+        contexts = lens - (starts[1:] - starts[:-1])
+        first = (contexts - (rule.window - 1)).clamp_(min=0) // tokens_per_page
+        wrong &= columns >= first[:, None]
+    return wrong.sum()
+
+
+def drop_missing_rows(rows: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [n] of requests end to end with the negative ones moved behind the last request, and where each begins now."""
+    is_there = rows >= 0
+    before = torch.zeros(rows.shape[0] + 1, dtype=starts.dtype, device=rows.device)
+    torch.cumsum(is_there, 0, dtype=starts.dtype, out=before[1:])
+    order = (~is_there).to(torch.uint8).sort(stable=True).indices
+    return rows[order], before[starts.long()]

@@ -1,0 +1,217 @@
+"""What only the device can see: keys on pages that are not there are nobody's, tokens without a place are written nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hal
+
+from .engine import Engine, snapshot, unchanged
+from .gqa_run import run_step
+from .mla_run import bind
+from .mla_run import run_step as run_mla_step
+from .shapes import gqa, mla, model, sparse
+
+PAGE, BLOCKS = 4, 64
+NOTHING = [-1, -(2**31), BLOCKS, 2**31 - 1]
+PAST = [(0, 21), (1, 13), (2, 6)]
+STEPS = {
+    "decodes": [(0, 1), (1, 1), (2, 1)],
+    "prefills": [(1, 6), (2, 9)],
+    "mixed": [(0, 1), (1, 7), (2, 3)],
+}
+SHAPES = {
+    "gqa": model(gqa(0), gqa(1, window=6), gqa(2, chunk=8), gqa(3, softcap=1.5)),
+    "window": model(gqa(0, window=6), gqa(1, window=9)),
+    "mla": model(mla(0)),
+    "sparse": model(sparse(0, topk=4), sparse(1, topk=4, owns=False)),
+}
+
+
+def lose(engine: Engine, step: list[tuple[int, int]], lost: dict[int, list[int]], block: int) -> Callable[[hal.Batch], Any]:
+    """Make a host batch a device batch whose tables have a block for some columns (by request), and tell the oracle."""
+
+    def to_batch(batch: hal.Batch) -> Any:
+        table = batch.block_tables[0].copy()
+        for row, (name, _) in enumerate(step):
+            columns = lost.get(name, [])
+            table[row, columns] = block
+            engine.requests[name].missing = frozenset(p for c in columns for p in range(c * PAGE, (c + 1) * PAGE))
+        return on_device(batch, table)
+
+    return to_batch
+
+
+def on_device(batch: hal.Batch, table: np.ndarray, **changes: Any) -> Any:
+    queries, lengths = batch.query_lens.tolist(), batch.seq_lens.tolist()
+    arguments = {
+        "query_start_loc": torch.tensor(np.cumsum([0, *queries]), dtype=torch.int32),
+        "seq_lens": torch.tensor(lengths, dtype=torch.int32),
+        "block_tables": torch.from_numpy(table),
+        "num_tokens": sum(queries),
+        "max_query_len": max(queries),
+        "max_seq_len": max(lengths),
+        "query_lens": queries,
+        "seq_lens_upper": lengths,
+    }
+    return hal.Batch.from_device(**(arguments | changes))
+
+
+def make_engine(kind: str) -> tuple[Engine, Callable[..., Any]]:
+    """An engine whose three requests have a past, and what runs a step of it against the definition."""
+    engine = Engine(SHAPES[kind], dtype="float64", num_blocks=BLOCKS)
+    run: Callable[..., Any] = run_step
+    if SHAPES[kind].is_mla:
+        weights = bind(engine)
+
+        def run(engine: Engine, step: Any, **arguments: Any) -> Any:
+            return run_mla_step(engine, weights, step, **arguments)
+
+    run(engine, PAST)
+    return engine, run
+
+
+@pytest.mark.parametrize("block", NOTHING)
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_nobody_sees_keys_on_a_page_that_is_not_there(kind: str, name: str, block: int) -> None:
+    """Columns of the past only, so that every new token has a place."""
+    engine, run = make_engine(kind)
+    step = STEPS[name]
+    lost = {0: [0, 3], 1: [2], 2: [0]}
+    before = engine.attention.pages.num_free
+    run(engine, step, to_batch=lose(engine, step, lost, block))
+    assert engine.attention.lost_tokens == 0
+    if kind != "window":
+        assert engine.attention.lost_pages == sum(len(lost[name]) for name, _ in step)
+    assert engine.attention.pages.num_free <= before
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_request_may_lose_every_page_of_its_past(kind: str) -> None:
+    engine, run = make_engine(kind)
+    step = [(0, 3), (1, 3)]
+    run(engine, step, to_batch=lose(engine, step, {0: [0, 1, 2, 3, 4], 1: [0, 1, 2]}, -1))
+
+
+@pytest.mark.parametrize("block", NOTHING)
+def test_a_new_token_without_a_place_is_written_nowhere_and_its_key_is_nobodys(block: int) -> None:
+    engine, run = make_engine("gqa")
+    step = [(1, 6), (2, 1)]
+    run(engine, step, to_batch=lose(engine, step, {1: [3, 4]}, block))
+    assert engine.attention.lost_tokens == 6
+    assert engine.attention.lost_pages == 2
+
+
+def test_pages_behind_a_window_are_not_missed() -> None:
+    engine, run = make_engine("window")
+    step = STEPS["decodes"]
+    run(engine, step, to_batch=lose(engine, step, {0: [0, 1, 2], 1: [0]}, BLOCKS))
+    assert engine.attention.lost_pages == 0
+
+
+def built(engine: Engine, batch: hal.Batch, **changes: Any) -> hal.StepMetadata:
+    table = changes.pop("table", batch.block_tables[0])
+    return engine.attention.build(on_device(batch, np.ascontiguousarray(table), **changes))
+
+
+LENGTHS: dict[str, tuple[dict[str, Any], list[int], str]] = {
+    "shorter_than_its_new_tokens": ({"seq_lens": [22, 2, 7]}, [1, 7, 1], "request 1 has query_len 7 and seq_len 2"),
+    "negative": ({"seq_lens": [22, 20, -5]}, [1, 7, 1], "request 2 has query_len 1 and seq_len -5"),
+    "longer_than_said": ({"seq_lens": [22, 20, 10**6]}, [1, 7, 1], "request 2 has query_len 1 and seq_len 1000000"),
+    "starts_step_back": ({"query_start_loc": [0, 5, 3, 9]}, [], r"query_start_loc is \[0, 5, 3, 9\]"),
+    "starts_past_the_tokens": ({"query_start_loc": [0, 1, 8, 99]}, [], r"query_start_loc is .*at most 9 last"),
+    "starts_late": ({"query_start_loc": [2, 3, 8, 9]}, [], r"query_start_loc is .*expected 0 first"),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("kind", ["gqa", "mla", "sparse"])
+def test_lengths_that_do_not_add_up(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is wrong is written nowhere and counted, and what the kernels are told stays inside the tensors."""
+    engine, _ = make_engine(kind)
+    changes, queries, words = LENGTHS[name]
+    tensors = {key: torch.tensor(value, dtype=torch.int32) for key, value in changes.items()}
+    batch = engine.schedule([(0, 1), (1, 7), (2, 1)])
+    hints = {"query_lens": None, "seq_lens_upper": None}
+    metadata = built(engine, batch, **tensors, **hints)
+    assert int(metadata.query_start_loc.min()) >= 0
+    assert int(metadata.query_start_loc.max()) <= 9
+    assert 0 <= int(metadata.seq_lens.min()) <= int(metadata.seq_lens.max()) <= 22
+    if queries:
+        wrong = [i for i, given in enumerate(changes["seq_lens"]) if given != batch.seq_lens[i]]
+        wrong = [i for i in wrong if not queries[i] <= changes["seq_lens"][i] <= 22]
+        tokens = [token for token, request in enumerate(np.repeat(range(3), queries)) if request in wrong]
+        assert tokens
+        assert set(metadata.slot_mapping[tokens].tolist()) == {-1}
+        assert engine.attention.lost_tokens == len(tokens)
+    attend(engine, kind, metadata)
+    monkeypatch.setenv("HAL_DEBUG", "1")
+    with pytest.raises(hal.BatchError, match=words):
+        built(engine, batch, **tensors, **hints)
+
+
+def attend(engine: Engine, kind: str, metadata: hal.StepMetadata) -> None:
+    """Every call of the step, whatever comes out."""
+    count = metadata.num_tokens
+    if kind == "gqa":
+        engine.attention.attend(0, engine.random(count, 4, 8), engine.random(count, 2, 8), engine.random(count, 2, 6), metadata)
+        return
+    index = None
+    if kind == "sparse":
+        index = hal.IndexInputs(engine.random(count, 2, 4), engine.random(count, 4), engine.random(count, 2))
+    engine.attention.attend_mla(
+        0,
+        engine.random(count, 3, 6),
+        engine.random(count, 3, 4),
+        engine.random(count, 12),
+        engine.random(count, 4),
+        metadata,
+        index=index,
+    )
+
+
+@pytest.mark.parametrize("slot", [BLOCKS * PAGE, 2**40])
+def test_a_given_slot_outside_the_pool_writes_nothing(slot: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_engine("gqa")
+    batch = engine.schedule([(0, 1), (1, 1)])
+    slots = torch.tensor([slot, -1])
+    metadata = built(engine, batch, slot_mapping=slots)
+    assert metadata.slot_mapping.tolist() == [-1, -1]
+    assert engine.attention.lost_tokens == 1
+    before = snapshot(engine.attention)
+    attend(engine, "gqa", metadata)
+    assert unchanged(engine.attention, before)
+    monkeypatch.setenv("HAL_DEBUG", "1")
+    with pytest.raises(hal.BatchError, match=f"token 0 has slot {slot}; slots are -1 or 0 to {BLOCKS * PAGE - 1}"):
+        built(engine, batch, slot_mapping=slots)
+
+
+@pytest.mark.parametrize("block", NOTHING)
+def test_debugging_names_what_is_wrong_before_anything_is_written(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_engine("gqa")
+    good = engine.attention.build(engine.schedule([(0, 1)]))
+    slots, before = good.slot_mapping.clone(), snapshot(engine.attention)
+    batch = engine.schedule([(0, 1), (1, 1)])
+    table = batch.block_tables[0].copy()
+    table[1, 2] = block
+    monkeypatch.setenv("HAL_DEBUG", "1")
+    with pytest.raises(hal.BatchError, match=f"request 1 has block {block} in column 2; blocks are 0 to {BLOCKS - 1}"):
+        built(engine, batch, table=table)
+    assert torch.equal(good.slot_mapping, slots)
+    assert unchanged(engine.attention, before)
+    attend_one = engine.random(1, 4, 8), engine.random(1, 2, 8), engine.random(1, 2, 6)
+    engine.attention.attend(0, *attend_one, good)
+
+
+def test_what_is_right_is_never_counted() -> None:
+    """Junk behind the last page included."""
+    engine, run = make_engine("gqa")
+    for step in STEPS.values():
+        run(engine, step, to_batch=lambda batch: on_device(batch, batch.block_tables[0]))
+    assert engine.attention.lost_tokens == engine.attention.lost_pages == 0

@@ -1,0 +1,35 @@
+"""Pages that a table does not name, on the portable kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hal import Device
+from hal.common.registry import find_backend
+from tests.conformance import missing_pages
+from tests.conformance.missing_pages import MASKS, NOTHING
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1",
+    reason="the interpreter is chosen when a kernel is decorated: run this folder alone, with TRITON_INTERPRET=1",
+)
+
+
+@pytest.fixture(scope="module")
+def backend() -> object:
+    """The kernels are the same on every platform."""
+    return find_backend("cuda:triton")(Device.from_arch("cuda:sm_90", torch_device="cpu"))
+
+
+@pytest.mark.parametrize("block", NOTHING)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("layout", ["kv", "latent"])
+def test_their_keys_are_nobodys(backend: object, layout: str, mask: str, block: str) -> None:
+    missing_pages.check_attention(backend, layout, MASKS[mask], NOTHING[block])
+
+
+@pytest.mark.parametrize("block", NOTHING)
+def test_they_are_never_chosen(backend: object, block: str) -> None:
+    missing_pages.check_choice(backend, NOTHING[block])
