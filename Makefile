@@ -70,7 +70,7 @@ test: $(STAMP)
 
 # The interpreter is chosen when a kernel is decorated, so this needs a process of its own.
 test-triton: $(STAMP)
-	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest tests/conformance/triton \
+	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest tests/conformance/triton tests/differential \
 	  tests/conformance/vendors/test_steps.py tests/conformance/vendors/test_models.py $(ARGS)
 
 compile: $(STAMP)

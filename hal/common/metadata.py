@@ -236,7 +236,7 @@ class MetadataBuilder:
             slice(first_token, first_token + num_tokens),
             (max(queries), max(at_least, *lengths)),
             is_ordered,
-            chunks=self._score_chunks(queries, lengths),
+            chunks=self._score_chunks(queries, [max(at_least, length) for length in lengths] if at_least else lengths),
             runs={} if name == "decode" else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},
         )
 

@@ -29,8 +29,12 @@ def _merge(
     empty_a, empty_b = ~torch.isfinite(lse_a), ~torch.isfinite(lse_b)
     a = lse_a.masked_fill(empty_a, float("-inf"))
     b = lse_b.masked_fill(empty_b, float("-inf"))
-    lse = torch.logaddexp(a, b)
-    merged = (out_a * (a - lse).exp().unsqueeze(-1) + out_b * (b - lse).exp().unsqueeze(-1)).to(out_a.dtype)
+    # Weights are divided by their own sum: a large lse is rounded too coarsely for exp(a - lse) to add up to 1.
+    top = torch.maximum(a, b).clamp(min=torch.finfo(a.dtype).min)
+    weight_a, weight_b = (a - top).exp(), (b - top).exp()
+    total = weight_a + weight_b
+    lse = top + total.log()
+    merged = (out_a * (weight_a / total).unsqueeze(-1) + out_b * (weight_b / total).unsqueeze(-1)).to(out_a.dtype)
     if bool(empty_a.any()) or bool(empty_b.any()):
         merged = torch.where(empty_b.unsqueeze(-1), out_a, merged)
         merged = torch.where(empty_a.unsqueeze(-1), out_b, merged)

@@ -20,6 +20,9 @@ def merge_states(
             alive = [(value, level) for value, level in sides if math.isfinite(level)]
             if not alive:
                 continue
+            if len(alive) == 1:
+                out[token, head], lse[token, head] = alive[0]
+                continue
             top = max(level for _, level in alive)
             total = sum(math.exp(level - top) for _, level in alive)
             out[token, head] = sum(value * (math.exp(level - top) / total) for value, level in alive)

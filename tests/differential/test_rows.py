@@ -1,0 +1,96 @@
+"""Item 3: from a request's own ids to cache rows, one id at a time."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hal import Parallel
+from hal.testing.case import FULL, fit_sizes
+from hal.testing.suite.placement import place_of
+
+from .targets import ON_KERNELS, ints, open_target
+from .test_shares import deal
+
+Ids = list[list[int]]
+
+
+def find_row(position: int, length: int, pages: list[int], block_size: int, stride: int, parallel: Parallel) -> int | None:
+    """The row of one id, None where there is none on this rank."""
+    if not 0 <= position < length:
+        return None
+    mine = deal(length, parallel.dcp, parallel.interleave)[parallel.dcp_rank]
+    if position not in mine:
+        return None
+    column, offset = divmod(mine.index(position), block_size)
+    if column >= len(pages) or pages[column] < 0:
+        return None
+    return pages[column] * stride + offset
+
+
+@st.composite
+def questions(draw) -> tuple[Ids, list[int], Ids, list[int]]:
+    """Ids per token, each token's request, block tables with page 0 and holes, lengths."""
+    requests, columns, width = draw(st.integers(1, 3)), draw(st.integers(0, 6)), draw(st.integers(1, 9))
+    pages = draw(st.permutations(range(-3, requests * columns)))[: requests * columns]
+    table = [pages[request * columns : (request + 1) * columns] for request in range(requests)]
+    ids = st.integers(-2, 60) | st.sampled_from([-(2**31), 2**31 - 1])
+    topk = draw(st.lists(st.lists(ids, min_size=width, max_size=width), max_size=5))
+    owners = draw(st.lists(st.integers(0, requests - 1), min_size=len(topk), max_size=len(topk)))
+    lengths = draw(st.lists(st.integers(0, 50), min_size=requests, max_size=requests))
+    return topk, owners, table, lengths
+
+
+@ON_KERNELS
+@given(question=questions(), gap=st.integers(0, 3), ranks=st.integers(1, 4), run=st.sampled_from([1, 2, 4]), data=st.data())
+def test_rows_are_those_of_each_id(target, question, gap: int, ranks: int, run: int, data) -> None:
+    """-1 and other negatives, ids past the request's own length, other ranks' tokens, columns outside the table, holes: none."""
+    backend, declared = open_target(target, "rows_from_topk"), target.backend.capabilities
+    sizes = fit_sizes(declared, FULL).block_sizes
+    block_size = data.draw(st.sampled_from([size for size in sizes if size % run == 0] or [4 * sizes[0]]))
+    where, (topk, owners, table, lengths) = place_of(backend), question
+    ranks = ranks if declared.dcp else 1
+    tensors = (
+        ints(topk, where).reshape(len(topk), len(topk[0]) if topk else 3),
+        ints(owners, where),
+        ints(table, where).reshape(len(lengths), len(table[0])),
+        ints(lengths, where),
+    )
+    for rank in range(ranks):
+        parallel = Parallel(dcp=ranks, dcp_rank=rank, interleave=run) if ranks > 1 else Parallel()
+        stride = block_size + gap
+        rows, valid = backend.rows_from_topk(*tensors, block_size=block_size, rows_per_page=stride, parallel=parallel)
+        for token, ids in enumerate(topk):
+            request = owners[token]
+            each = [find_row(one, lengths[request], table[request], block_size, stride, parallel) for one in ids]
+            expected = sorted(row for row in each if row is not None)
+            assert valid[token] == len(expected)
+            assert sorted(rows[token, : len(expected)].tolist()) == expected
+            assert set(rows[token, len(expected) :].tolist()) <= {-1}
+
+
+@ON_KERNELS
+@given(question=questions(), ranks=st.integers(2, 4), run=st.sampled_from([1, 2, 4]))
+def test_every_token_is_found_on_exactly_one_rank(target, question, ranks: int, run: int) -> None:
+    backend = open_target(target, "rows_from_topk")
+    if not target.backend.capabilities.dcp:
+        return
+    where, (topk, owners, _, lengths) = place_of(backend), question
+    table = torch.arange(len(lengths) * 60, dtype=torch.int32, device=where).reshape(len(lengths), 60)
+    ids = ints(topk, where).reshape(len(topk), len(topk[0]) if topk else 3)
+    given_ = (ids, ints(owners, where), table, ints(lengths, where))
+    places = [Parallel(dcp=ranks, dcp_rank=rank, interleave=run) for rank in range(ranks)]
+    counts = [backend.rows_from_topk(*given_, block_size=4, parallel=place)[1] for place in places]
+    own = [sum(0 <= one < lengths[request] for one in row) for row, request in zip(topk, owners, strict=True)]
+    assert torch.stack(counts).sum(0).tolist() == own
+
+
+def test_page_zero_is_a_page_and_the_neighbours_keys_are_not_ours(target) -> None:
+    """Two requests of four tokens: id 5 of the first would be the second's token 1, id 2 lies on page 0."""
+    backend = open_target(target, "rows_from_topk")
+    size = fit_sizes(target.backend.capabilities, FULL).block_sizes[0]
+    where = place_of(backend)
+    tensors = (ints([[5, 2, -1]], where), ints([0], where), ints([[0] * 8, [1] * 8], where), ints([4, 4], where))
+    rows, valid = backend.rows_from_topk(*tensors, block_size=size, parallel=Parallel())
+    assert (rows.tolist(), valid.tolist()) == ([[2 % size, -1, -1]], [1])
