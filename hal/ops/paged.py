@@ -7,14 +7,10 @@ import torch
 from hal.common.kernels import KVCache, PagedBatch
 
 from .attending import Attended, define_attending
+from .batch_form import BATCH, flatten_batch, read_batch
 from .cache_form import CACHE, read_cache, value_width
 from .calls import find_calls
 from .registration import refuse_gradients
-
-BATCH = (
-    "Tensor query_start_loc, Tensor seq_lens, Tensor block_table, SymInt max_query_len, SymInt max_seq_len, SymInt num_decodes"
-)
-"""How a PagedBatch stands in a schema."""
 
 
 def paged_attention(
@@ -38,12 +34,7 @@ def paged_attention(
         cache.scale,
         cache.layout.description,
         cache.block_size,
-        batch.query_start_loc,
-        batch.seq_lens,
-        batch.block_table,
-        batch.max_query_len,
-        batch.max_seq_len,
-        batch.num_decodes,
+        *flatten_batch(batch),
         softmax_scale,
         window,
         chunk,
@@ -66,6 +57,8 @@ def _run(
     max_query_len: int,
     max_seq_len: int,
     num_decodes: int,
+    key_starts: torch.Tensor | None,
+    key_stops: torch.Tensor | None,
     softmax_scale: float,
     window: int | None,
     chunk: int | None,
@@ -80,7 +73,7 @@ def _run(
     return find_calls(backend, q.device).paged_attention(
         q,
         read_cache(storage, scale, layout, block_size),
-        PagedBatch(query_start_loc, seq_lens, block_table, max_query_len, max_seq_len, num_decodes),
+        read_batch(query_start_loc, seq_lens, block_table, max_query_len, max_seq_len, num_decodes, key_starts, key_stops),
         softmax_scale=softmax_scale,
         window=window,
         chunk=chunk,

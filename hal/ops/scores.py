@@ -6,9 +6,9 @@ import torch
 
 from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
 
+from .batch_form import BATCH, flatten_batch, read_batch
 from .cache_form import CACHE, read_cache
 from .calls import find_calls
-from .paged import BATCH
 from .registration import define_operator, refuse_gradients
 from .results import log_dtype, settle
 
@@ -33,12 +33,7 @@ def index_scores(
         cache.scale,
         cache.layout.description,
         cache.block_size,
-        batch.query_start_loc,
-        batch.seq_lens,
-        batch.block_table,
-        batch.max_query_len,
-        batch.max_seq_len,
-        batch.num_decodes,
+        *flatten_batch(batch),
         span,
         backend,
     )
@@ -58,11 +53,13 @@ def _run(
     max_query_len: int,
     max_seq_len: int,
     num_decodes: int,
+    key_starts: torch.Tensor | None,
+    key_stops: torch.Tensor | None,
     span: list[int] | None,
     backend: str | None,
 ) -> torch.Tensor:
     refuse_gradients(iq, weights)
-    batch = PagedBatch(query_start_loc, seq_lens, block_table, max_query_len, max_seq_len, num_decodes)
+    batch = read_batch(query_start_loc, seq_lens, block_table, max_query_len, max_seq_len, num_decodes, key_starts, key_stops)
     cache, chunk = read_cache(storage, scale, layout, block_size), None if span is None else _read_chunk(span)
     return settle(find_calls(backend, iq.device).index_scores(iq, weights, cache, batch, chunk), log_dtype(iq.dtype))
 
@@ -80,6 +77,8 @@ def _trace(
     max_query_len: int,
     max_seq_len: int,
     num_decodes: int,
+    key_starts: torch.Tensor | None,
+    key_stops: torch.Tensor | None,
     span: list[int] | None,
     backend: str | None,
 ) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -121,6 +121,13 @@ def _paged(layout: Layout, gap: int = 0, is_given: bool = False, **keywords: Any
     return make
 
 
+def _ranges(tokens: int) -> Callable[[], Any]:
+    q, cache = random(tokens, HEADS, WIDTH), make_cache(KV)
+    starts, stops = torch.zeros(tokens, dtype=torch.int32), torch.full((tokens,), 3, dtype=torch.int32)
+    batch = replace(make_batch(tokens), key_starts=starts, key_stops=stops)
+    return lambda: ops.paged_attention(q, cache, batch, softmax_scale=0.3)
+
+
 def _varlen(is_given: bool = False, **keywords: Any) -> Callable[[int], Callable[[], Any]]:
     def make(tokens: int) -> Callable[[], Any]:
         q, k, v = random(tokens, HEADS, WIDTH), random(6, 2, WIDTH), random(6, 2, WIDTH + 2)
@@ -190,6 +197,7 @@ SAMPLES = (
     Sample(id="paged_attention-kv-strided_pages-lse", make=_paged(KV, gap=3, need_lse=True)),
     Sample(id="paged_attention-latent-out", make=_paged(LATENT, is_given=True, chunk=4)),
     Sample(id="paged_attention-kv-out-lse", make=_paged(KV, is_given=True, need_lse=True, causal=False)),
+    Sample(id="paged_attention-key_ranges", make=_ranges),
     Sample(id="varlen_attention", make=_varlen()),
     Sample(id="varlen_attention-selected", make=_selected),
     Sample(id="varlen_attention-lse", make=_varlen(need_lse=True, window=2)),

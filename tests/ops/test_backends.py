@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,15 +15,25 @@ from torch.utils._pytree import tree_map
 import hal
 from hal import ops
 from hal.common.backend import Backend
-from hal.common.kernels import KVCache
+from hal.common.kernels import KVCache, PagedBatch
 from hal.common.registry import backends
-from hal.ops import caches, choosing, merging
+from hal.ops import caches, choosing, merging, scores
 from hal.ops.calls import find_calls
 from hal.testing import ReferenceBackend
 
 from .samples import INDEX, KV, LATENT, PAGE, make_batch, make_cache, random, record, samples
 
 CPU = torch.device("cpu")
+BATCH_FIELDS = (
+    *[torch.zeros(2, dtype=torch.int32)] * 2,
+    torch.zeros(1, 3, dtype=torch.int32),
+    5,
+    7,
+    1,
+    None,
+    *[torch.ones(4)] * 2,
+)
+"""A value for every field of PagedBatch, in their order; the memo does not travel."""
 
 
 def paged(backend: str | None = None, **changes: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -172,3 +182,20 @@ def test_a_cache_is_the_same_to_the_operator_as_to_the_call() -> None:
     assert replace(received, storage=cache.storage) == cache
     assert received.storage.data_ptr() == cache.storage.data_ptr()
     assert received.page_stride == cache.page_stride
+
+
+def test_a_batch_is_the_same_to_the_operator_as_to_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {each.name: value for each, value in zip(fields(PagedBatch), BATCH_FIELDS, strict=True)}
+    seen: list[PagedBatch] = []
+
+    class Looks(Backend):
+        def index_scores(
+            self, iq: torch.Tensor, weights: torch.Tensor, cache: KVCache, batch: PagedBatch, chunk: object = None
+        ) -> torch.Tensor:
+            seen.append(batch)
+            return iq.new_empty(iq.shape[0], batch.max_seq_len)
+
+    monkeypatch.setattr(scores, "find_calls", lambda *_: Looks(find_calls("cpu", CPU).device))
+    ops.index_scores(random(4, 2, 8), random(4, 2), make_cache(INDEX), PagedBatch(**given))
+    (received,) = seen
+    assert {each.name: getattr(received, each.name) for each in fields(PagedBatch)} == given
