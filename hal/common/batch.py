@@ -25,9 +25,22 @@ class Batch:
 
     seq_lens include the new tokens. A table column past a request's last page is never read. Any order of requests is
     right; with decodes first nothing has to be moved. BatchError for lengths that contradict each other.
+
+    num_reqs: requests in the step, those without a new token included; num_tokens: new tokens; is_single: every request has
+    exactly one.
     """
 
-    __slots__ = ("block_tables", "is_prefilling", "num_reqs_padded", "num_tokens_padded", "query_lens", "seq_lens")
+    __slots__ = (
+        "block_tables",
+        "is_prefilling",
+        "is_single",
+        "num_reqs",
+        "num_reqs_padded",
+        "num_tokens",
+        "num_tokens_padded",
+        "query_lens",
+        "seq_lens",
+    )
 
     def __init__(
         self,
@@ -41,6 +54,9 @@ class Batch:
     ) -> None:
         self.query_lens = _host_ints("query_lens", query_lens)
         self.seq_lens = _host_ints("seq_lens", seq_lens)
+        self.num_reqs = len(self.query_lens)
+        self.num_tokens = int(self.query_lens.sum())
+        self.is_single = self.num_tokens == self.num_reqs and bool((self.query_lens == 1).all())
         tables = block_tables if isinstance(block_tables, (tuple, list)) and _are_tables(block_tables) else (block_tables,)
         self.block_tables = tuple(_host_table(table, self.num_reqs) for table in tables)
         self.num_tokens_padded = num_tokens_padded
@@ -52,16 +68,6 @@ class Batch:
                 raise BatchError(f"{name} is {value!r}; expected a whole number")
         self._check_lengths()
 
-    @property
-    def num_reqs(self) -> int:
-        """Requests in the step, those without a new token included."""
-        return len(self.query_lens)
-
-    @property
-    def num_tokens(self) -> int:
-        """New tokens in the step."""
-        return int(self.query_lens.sum())
-
     def order(self, decode_len: int = 1) -> npt.NDArray[np.intp]:
         """The permutation that puts decodes (at most decode_len new tokens, not prefilling) first, each part in its order."""
         return np.argsort(~self.decodes(decode_len), kind="stable")
@@ -70,11 +76,6 @@ class Batch:
         """Which requests are decodes."""
         short: npt.NDArray[np.bool_] = self.query_lens <= decode_len
         return short if self.is_prefilling is None else short & ~self.is_prefilling
-
-    @property
-    def is_single(self) -> bool:
-        """Whether every request has exactly one new token."""
-        return bool((self.query_lens == 1).all())
 
     @staticmethod
     def from_device(

@@ -50,12 +50,15 @@ class HostStep:
 
 def arrange(batch: Batch, decode_len: int) -> HostStep:
     """The batch's execution order and padded sizes."""
-    decodes = batch.decodes(decode_len)
-    num_decodes = int(decodes.sum())
-    is_ordered = bool(decodes[:num_decodes].all())
+    order, num_decodes = None, batch.num_reqs
+    if not batch.is_single or batch.is_prefilling is not None:
+        decodes = batch.decodes(decode_len)
+        num_decodes = int(decodes.sum())
+        if not decodes[:num_decodes].all():
+            order = np.argsort(~decodes, kind="stable")
     return HostStep(
         batch=batch,
-        order=None if is_ordered else np.argsort(~decodes, kind="stable"),
+        order=order,
         num_decodes=num_decodes,
         padded_reqs=batch.num_reqs if batch.num_reqs_padded is None else batch.num_reqs_padded,
         padded_tokens=batch.num_tokens if batch.num_tokens_padded is None else batch.num_tokens_padded,
@@ -80,7 +83,7 @@ def _fill_engine_order(step: HostStep, arrays: Mapping[str, Ints], block_size: i
     arrays["seq_lens"][num_reqs : step.padded_reqs] = 0
     requests = np.arange(num_reqs, dtype=np.int32)
     real = slice(0, num_tokens)
-    req_id[real] = requests if num_tokens == num_reqs and batch.is_single else np.repeat(requests, batch.query_lens)
+    req_id[real] = requests if batch.is_single else np.repeat(requests, batch.query_lens)
     if num_tokens:
         # A token's position is its index in the step moved by where its request's new tokens begin.
         shift = batch.seq_lens - starts[1 : num_reqs + 1]
