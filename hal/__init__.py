@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .common.backend import Backend as Backend
     from .common.batch import Batch as Batch
     from .common.capabilities import Capabilities as Capabilities
+    from .common.compressor import Compressor as Compressor
     from .common.device import Device as Device
     from .common.device import detect as detect
     from .common.errors import BackendError as BackendError
@@ -55,6 +56,7 @@ _HOMES = {
     "Kernels": "common.backend",
     "Batch": "common.batch",
     "Capabilities": "common.capabilities",
+    "Compressor": "common.compressor",
     "Device": "common.device",
     "detect": "common.device",
     "BackendError": "common.errors",

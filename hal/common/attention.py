@@ -12,8 +12,11 @@ from hal.config import LayerShape, MLAShape
 
 from .backend import Backend
 from .batch import Batch
+from .compressed import CompressedCall, CompressedRows, attend_compressed, check_compressed
+from .compressor import Compressor
 from .device_batch import DeviceBatch
 from .errors import BackendError, BatchError, InputError, LayoutError, NotBuiltError
+from .index_keys import check_index, compress, write_index_keys
 from .kernels import IndexInputs, KVCache
 from .metadata import MetadataBuilder
 from .mla import MLAWeights, attend_mla
@@ -92,6 +95,7 @@ class Attention:
         self._can_mask = _can_mask(plan, opened)
         self._builder = MetadataBuilder(plan, pools, device, can_mask=self._can_mask)
         self._topk = TopkState(plan, device)
+        self._compressed_rows = CompressedRows()
         self._warmup = WarmupMonitor(plan, opened)
         self._workspaces = [(backend, _make_workspaces(backend, plan, device)) for backend in opened.values()]
 
@@ -249,9 +253,62 @@ class Attention:
         )
         return out
 
-    def attend_compressed(self, layer_id: int, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-        """Not written yet: NotBuiltError."""
-        raise NotBuiltError(f"layer {layer_id}: compressed attention is not written yet")
+    def attend_compressed(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        kv: torch.Tensor | None,
+        compressor: Compressor | None,
+        metadata: StepMetadata,
+        *,
+        index: IndexInputs | None = None,
+        sink: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write kv [tokens, head_dim], key and value alike, compress, and attend: q [tokens, heads, head_dim] gives out like q.
+
+        Each token attends to its window and to the closed entries behind it, those that an indexer picks where the layer
+        has one. compressor: on a layer that makes entries, None on one that keeps its window alone or reads another's.
+        index: on a layer that owns an indexer, whose k may be a compressor too. kv is None on a layer that reads another's.
+        """
+        layer = self._layer(layer_id, "compressed")
+        self._check_step(metadata)
+        heads = layer.num_heads // self.plan.parallel.tp
+        expected, kernels = self._expected(layer_id, metadata), self._kernels[layer_id]
+        expected.check_activations(q=(q, (heads, layer.head_dim)))
+        expected.check_sink(layer, sink, heads)
+        expected.check_out(out, (heads, layer.head_dim))
+        if layer.owns_kv != (kv is not None):
+            raise BatchError(f"layer {layer_id} {'keeps its own KV, so it needs kv' if layer.owns_kv else 'reads kv elsewhere'}")
+        if kv is not None:
+            expected.check_activations(kv=(kv, (layer.head_dim,)))
+        check_compressed(layer, compressor, index, expected)
+        if index is not None and layer.indexer is not None:
+            check_index(layer, layer.indexer, kernels, index, expected)
+        elif layer.indexer is not None:
+            self._topk.check(layer, metadata)
+        window = self._cache(layer.kv_source)
+        entries = None if layer.entry_source is None else self._cache((layer.entry_source, "entries"))
+        if kv is not None:
+            cache, group = window
+            kernels("write_cache")(cache, metadata.groups[group].slot_mapping, *kv.split(cache.layout.widths, dim=1))
+        if compressor is not None and entries is not None:
+            states = self._cache((layer_id, "state"))
+            compress(kernels, compressor, states, entries, metadata, layer.compress_ratio or 1)
+        if index is not None:
+            write_index_keys(layer, kernels, self._cache, index.k, metadata)
+            self._topk.choose(layer, kernels, *self._cache((layer_id, "index")), index, metadata)
+        call = CompressedCall(
+            layer=layer,
+            kernels=kernels,
+            window=window,
+            entries=entries,
+            choice=None if layer.indexer is None else self._topk,
+            parallel=self.plan.parallel,
+        )
+        out = _prepare_out(out, q, layer.head_dim, metadata)
+        attend_compressed(call, self._compressed_rows, q, metadata, sink, out)
+        return out
 
     def _look_up(self, layer_id: int) -> _PagedLayer:
         layer = self._layer(layer_id, "attention")
@@ -334,13 +391,10 @@ class Attention:
         if topk is not None:
             expected.check_choice(topk, indexer.width)
         if index is not None:
-            heads, width = indexer.num_heads, indexer.head_dim
-            parts = {"index.q": (index.q, (heads, width)), "index.k": (index.k, (width,))}
-            expected.check_floats(**parts, **{"index.weights": (index.weights, (heads,))})
-            cache, group = self._cache((layer.layer_id, "index"))
-            kernels("write_cache")(cache, metadata.groups[group].slot_mapping, index.k)
+            check_index(layer, indexer, kernels, index, expected)
+            write_index_keys(layer, kernels, self._cache, index.k, metadata)
             if topk is None:
-                self._topk.choose(layer, kernels, cache, group, index, metadata)
+                self._topk.choose(layer, kernels, *self._cache((layer.layer_id, "index")), index, metadata)
         if topk is not None:
             self._topk.take(layer, topk, metadata)
         self._topk.check(layer, metadata)

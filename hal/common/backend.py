@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from .capabilities import Capabilities
+    from .compressor import Compressor
     from .device import Device
     from .kernels import IndexerChunk, KVCache, PagedBatch, Segment
     from .limits import Limits
@@ -228,8 +229,27 @@ class Backend:
         """out * sigmoid(lse - sink), sink [heads]: the sink joins the denominator once, after the last merge."""
         raise NotImplementedError
 
-    def compress_states(self, *args: object, **kwargs: object) -> torch.Tensor:
-        """Compressed KV rows of the V4 family."""
+    def compress_states(
+        self,
+        compressor: Compressor,
+        states: KVCache,
+        entries: KVCache,
+        state_slots: torch.Tensor,
+        entry_slots: torch.Tensor,
+        req_id: torch.Tensor,
+        positions: torch.Tensor,
+        block_table: torch.Tensor,
+        *,
+        ratio: int,
+    ) -> None:
+        """Write a state per token at state_slots int64 [tokens], then an entry at entry_slots for each token that closes one.
+
+        A state is the token's kv and its score + position_bias[position % ratio]. An entry mixes the groups * ratio states
+        that end at the closing token, found in the states' cache by positions int64 [tokens], req_id int32 [tokens] and
+        block_table int32 [requests, pages]: a softmax of the scores over those tokens for each channel, positions before
+        the request's first left out; of two groups the older gives the first half of its rows, the newer the second. Then
+        RMS norm and rotation, and the row is written as the entries' layout has it. Slot -1 writes nothing.
+        """
         raise NotImplementedError
 
 

@@ -11,6 +11,8 @@ from .layouts import Layout
 if TYPE_CHECKING:
     import torch
 
+    from .compressor import Compressor
+
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
@@ -117,9 +119,10 @@ class IndexInputs(NamedTuple):
     """What a layer's own indexer made of a step: q [tokens, index_heads, index_dim], k [tokens, index_dim] and weights.
 
     weights [tokens, index_heads] have all scales folded in: a score is
-    sum_h weights_h * relu(q_h . k).
+    sum_h weights_h * relu(q_h . k). Where tokens share a key, k is the compressor that makes it, or keys that are made
+    already, of which the row of each group's last token counts.
     """
 
     q: torch.Tensor
-    k: torch.Tensor
+    k: torch.Tensor | Compressor
     weights: torch.Tensor

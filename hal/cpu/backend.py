@@ -11,6 +11,7 @@ from hal.common.capabilities import Capabilities
 if TYPE_CHECKING:
     import torch
 
+    from hal.common.compressor import Compressor
     from hal.common.device import Device
     from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
     from hal.common.parallel import Parallel
@@ -22,10 +23,11 @@ class CPUBackend(Backend):
     name = "cpu"
     platform = "cpu"
     capabilities = Capabilities(
-        families=frozenset({"attention", "mla", "sparse_mla"}),
+        families=frozenset({"attention", "mla", "sparse_mla", "compressed"}),
         dtypes=("float32", "bfloat16", "float16", "float64"),
-        kv_layouts={"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",)},
+        kv_layouts={"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",), "compressed": ("latent",)},
         index_layouts=("indexer",),
+        max_index_pool=128,
         rank={"*": 0},
         window=True,
         sink=True,
@@ -42,8 +44,9 @@ class CPUBackend(Backend):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         # Here and not at the top of the file: torch is loaded when a backend is opened, not when it is registered.
-        from . import cache, indexer, mask, merge, paged, sparse, topk, varlen
+        from . import cache, compress, indexer, mask, merge, paged, sparse, topk, varlen
 
+        self._compress = compress
         self._cache, self._indexer, self._make_mask, self._merge = cache, indexer, mask.make_mask, merge
         self._paged, self._sparse, self._topk, self._varlen = paged, sparse, topk, varlen
 
@@ -109,6 +112,9 @@ class CPUBackend(Backend):
     ) -> torch.Tensor:
         return self._topk.select_topk(scores, lengths, k, width)
 
+    def expand_pools(self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
+        return self._topk.expand_pools(topk, lengths, pool, width)
+
     def rows_from_topk(
         self,
         topk: torch.Tensor,
@@ -141,3 +147,20 @@ class CPUBackend(Backend):
 
     def apply_sink(self, out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
         return self._merge.apply_sink(out, lse, sink)
+
+    def compress_states(
+        self,
+        compressor: Compressor,
+        states: KVCache,
+        entries: KVCache,
+        state_slots: torch.Tensor,
+        entry_slots: torch.Tensor,
+        req_id: torch.Tensor,
+        positions: torch.Tensor,
+        block_table: torch.Tensor,
+        *,
+        ratio: int,
+    ) -> None:
+        self._compress.compress_states(
+            compressor, states, entries, state_slots, entry_slots, req_id, positions, block_table, ratio
+        )

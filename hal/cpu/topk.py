@@ -40,6 +40,24 @@ def _best_ids(scores: torch.Tensor, lengths: torch.Tensor, count: int) -> torch.
     return ids
 
 
+def expand_pools(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
+    """int32 [tokens, width]: the tokens of each chosen full pool, in the order of the choice, those of the open tail, then -1."""
+    num_tokens, num_pools = topk.shape
+    if num_pools * pool + pool - 1 > width:
+        raise LayoutError(f"{num_pools} pools of {pool} tokens and an open tail do not fit in rows of {width}; widen the rows")
+    lengths = lengths.long().clamp(min=0)[:, None]
+    full = lengths // pool
+    within = torch.arange(pool)
+    chosen = torch.where((topk >= 0) & (topk < full), topk.long(), -1)
+    history = torch.where(chosen[..., None] >= 0, chosen[..., None] * pool + within, -1).flatten(1)
+    tail = full * pool + within[:-1]
+    tokens = torch.cat([history, torch.where(tail < lengths, tail, -1)], dim=1).to(torch.int32)
+    expanded = tokens.new_full((num_tokens, width), -1)
+    order = (tokens < 0).to(torch.uint8).sort(dim=1, stable=True).indices
+    expanded[:, : tokens.shape[1]] = tokens.gather(1, order)
+    return expanded
+
+
 def rows_from_topk(
     topk: torch.Tensor,
     req_id: torch.Tensor,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .caches import gather_cache, write_cache
 from .choosing import expand_pools, rows_from_topk, select_topk
+from .compressing import compress_states
 from .merging import apply_sink, merge_states
 from .paged import paged_attention
 from .scores import index_scores
@@ -17,6 +18,7 @@ from .varlen import varlen_attention
 
 __all__ = [
     "apply_sink",
+    "compress_states",
     "expand_pools",
     "gather_cache",
     "index_scores",

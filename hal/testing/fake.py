@@ -8,6 +8,7 @@ import torch
 
 from hal.common.backend import Backend
 from hal.common.capabilities import Capabilities
+from hal.common.compressor import Compressor
 from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
 from hal.common.parallel import Parallel
 
@@ -22,9 +23,9 @@ class ReferenceBackend(Backend):
     name = "reference"
     platform = "cpu"
     capabilities = Capabilities(
-        families=frozenset({"attention", "mla", "sparse_mla"}),
+        families=frozenset({"attention", "mla", "sparse_mla", "compressed"}),
         dtypes=("float32", "bfloat16", "float16", "float64"),
-        kv_layouts={"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",)},
+        kv_layouts={"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",), "compressed": ("latent",)},
         index_layouts=("indexer",),
         max_index_pool=8,
         window=True,
@@ -166,6 +167,23 @@ class ReferenceBackend(Backend):
 
     def apply_sink(self, out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
         return reference.apply_sink(out, lse, sink).to(out.dtype)
+
+    def compress_states(
+        self,
+        compressor: Compressor,
+        states: KVCache,
+        entries: KVCache,
+        state_slots: torch.Tensor,
+        entry_slots: torch.Tensor,
+        req_id: torch.Tensor,
+        positions: torch.Tensor,
+        block_table: torch.Tensor,
+        *,
+        ratio: int,
+    ) -> None:
+        reference.compress_states(
+            compressor, states, entries, state_slots, entry_slots, req_id, positions, block_table, ratio=ratio
+        )
 
 
 def _deliver(state: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype, need_lse: bool, out: torch.Tensor | None) -> Attended:

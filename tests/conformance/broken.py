@@ -223,6 +223,35 @@ class DropsTheOpenTail(ReferenceBackend):
         return super().expand_pools(topk, lengths // pool * pool, pool, width)
 
 
+class SwapsTheHalvesOfGroups(ReferenceBackend):
+    def compress_states(self, compressor, states, entries, *where, ratio):
+        half = compressor.kv.shape[1] // 2
+        turned = {name: getattr(compressor, name).roll(half, dims=1) for name in ("kv", "score", "position_bias")}
+        overlaps = states.layout.widths[0] > entries.layout.widths[0]
+        super().compress_states(replace(compressor, **turned) if overlaps else compressor, states, entries, *where, ratio=ratio)
+
+
+class RotatesByTheClosingToken(ReferenceBackend):
+    def compress_states(self, compressor, *where, ratio):
+        super().compress_states(replace(compressor, cos=compressor.cos.roll(1, dims=0)), *where, ratio=ratio)
+
+
+class ForgetsThePositionBias(ReferenceBackend):
+    def compress_states(self, compressor, *where, ratio):
+        flat = torch.zeros_like(compressor.position_bias)
+        super().compress_states(replace(compressor, position_bias=flat), *where, ratio=ratio)
+
+
+class ForgetsTheNorm(ReferenceBackend):
+    def compress_states(self, compressor, *where, ratio):
+        super().compress_states(replace(compressor, norm_weight=None), *where, ratio=ratio)
+
+
+class CompressesPaddedTokens(ReferenceBackend):
+    def compress_states(self, compressor, states, entries, state_slots, *where, ratio):
+        super().compress_states(compressor, states, entries, state_slots.clamp(min=0), *where, ratio=ratio)
+
+
 class ReachesIntoTheNextRequest(ReferenceBackend):
     def rows_from_topk(self, topk, req_id, block_table, seq_lens, **kwargs):
         return super().rows_from_topk(topk, req_id, block_table, torch.full_like(seq_lens, 2**31 - 1), **kwargs)

@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hal import ops
+from hal.common.cache_parts import state_layout
+from hal.common.compressor import Compressor
 from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
 from hal.common.layouts import Layout, attention_layout, index_layout, latent_layout
 from hal.common.parallel import Parallel
@@ -184,6 +186,20 @@ def _merge(tokens: int) -> Callable[[], Any]:
     return lambda: ops.merge_states(random(tokens, HEADS, WIDTH), lse, random(tokens, HEADS, WIDTH), lse + 1)
 
 
+def _compress(tokens: int) -> Callable[[], Any]:
+    wide = random(tokens, 2 * WIDTH)
+    turn = random(tokens, ROPE // 2)
+    compressor = Compressor(
+        kv=wide, score=wide + 1, position_bias=random(2, 2 * WIDTH), norm_weight=random(WIDTH), cos=turn.cos(), sin=turn.sin()
+    )
+    slots = torch.tensor([5, 6, 7, -1])[:tokens]
+    closing = torch.where((slots + 1) % 2 == 0, slots // 2, -1)
+    request, positions = torch.zeros(tokens, dtype=torch.int32), torch.tensor([1, 2, 3, 0])[:tokens]
+    table = torch.tensor([[1]], dtype=torch.int32)
+    states, entries = make_cache(state_layout(2 * WIDTH, "float32")), make_cache(latent_layout(WIDTH, 0, "float32"))
+    return lambda: ops.compress_states(compressor, states, entries, slots, closing, request, positions, table, ratio=2)
+
+
 def _sink(tokens: int) -> Callable[[], Any]:
     return lambda: ops.apply_sink(random(tokens, HEADS, WIDTH), random(tokens, HEADS), random(HEADS))
 
@@ -213,6 +229,7 @@ SAMPLES = (
     Sample(id="rows_from_topk", make=_rows),
     Sample(id="merge_states", make=_merge),
     Sample(id="apply_sink", make=_sink),
+    Sample(id="compress_states", make=_compress),
 )
 
 

@@ -1,6 +1,7 @@
 """Every kernel call in float64, one token at a time, straight from its definition; slow, and meant to be read."""
 
 from .caches import gather_rows, locate_row, read_parts, write_rows
+from .compressing import compress_states
 from .merging import apply_sink, merge_states
 from .paged import paged_attention
 from .pools import expand_pools
@@ -12,6 +13,7 @@ from .varlen import varlen_attention
 
 __all__ = [
     "apply_sink",
+    "compress_states",
     "expand_pools",
     "gather_rows",
     "index_scores",

@@ -9,7 +9,7 @@ from hal.common.capabilities import Capabilities
 from hal.common.errors import BackendError
 from hal.testing.case import FULL, Case, Profile, Sizes, fit_sizes
 
-from . import bad_input, caches, far_rows, merge, paged, pipeline, pools, rows, scores, sink, sparse, topk, varlen
+from . import bad_input, caches, compress, far_rows, merge, paged, pipeline, pools, rows, scores, sink, sparse, topk, varlen
 
 Generate = Callable[[Capabilities, Sizes], Iterator[Case]]
 
@@ -20,6 +20,7 @@ _GENERATORS: tuple[Generate, ...] = (
     scores.cases,
     topk.cases,
     pools.cases,
+    compress.cases,
     rows.cases,
     sparse.cases,
     merge.cases,

@@ -1,0 +1,56 @@
+"""What a layer's own compressor made of a step's tokens, and what turns a group of them into one entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .errors import LayoutError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressor:
+    """A compressor's products of a step and its weights; an entry is `width` elements wide.
+
+    kv, score: [tokens, groups * width], groups 2 where groups overlap (first what a token adds to the entry after its own,
+    then what it adds to its own), else 1. position_bias: [ratio, groups * width], added to the scores by position.
+    norm_weight: [width], None for entries that are not normalised. cos, sin: [tokens, rope / 2], the rotation of adjacent
+    pairs of an entry's last rope lanes at the position where each token's group starts, position // ratio * ratio; None for
+    entries that are not rotated.
+    """
+
+    kv: torch.Tensor
+    score: torch.Tensor
+    position_bias: torch.Tensor
+    norm_weight: torch.Tensor | None = None
+    eps: float = 1e-6
+    cos: torch.Tensor | None = None
+    sin: torch.Tensor | None = None
+
+    def check(self, name: str, num_tokens: int, ratio: int, groups: int, width: int, rope: int | None) -> None:
+        """Nothing, or LayoutError for a field of another shape or no floating type; rope None takes any even rotation."""
+        pair = 0 if self.cos is None else self.cos.shape[-1]
+        if (self.cos is None) != (self.sin is None):
+            raise LayoutError(f"{name} has one of cos and sin; an entry is rotated by both or not at all")
+        if 2 * pair > width or (rope is not None and 2 * pair != rope):
+            raise LayoutError(f"{name} rotates {2 * pair} lanes of an entry; expected {width if rope is None else rope}")
+        wide = (num_tokens, groups * width)
+        for field, tensor, shape in (
+            ("kv", self.kv, wide),
+            ("score", self.score, wide),
+            ("position_bias", self.position_bias, (ratio, groups * width)),
+            ("norm_weight", self.norm_weight, (width,)),
+            ("cos", self.cos, (num_tokens, pair)),
+            ("sin", self.sin, (num_tokens, pair)),
+        ):
+            if tensor is None:
+                continue
+            if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point or tensor.device.type != self.kv.device.type:
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                raise LayoutError(
+                    f"{name}.{field} is {dtype} {list(tensor.shape)} on {tensor.device}; expected a floating type "
+                    f"{list(shape)} on {self.kv.device}"
+                )

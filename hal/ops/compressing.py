@@ -1,0 +1,106 @@
+"""Entries made of several tokens' states."""
+
+from __future__ import annotations
+
+import torch
+
+from hal.common.compressor import Compressor
+from hal.common.kernels import KVCache
+
+from .cache_form import read_cache
+from .calls import find_calls
+from .registration import define_operator, refuse_gradients
+
+
+def compress_states(
+    compressor: Compressor,
+    states: KVCache,
+    entries: KVCache,
+    state_slots: torch.Tensor,
+    entry_slots: torch.Tensor,
+    req_id: torch.Tensor,
+    positions: torch.Tensor,
+    block_table: torch.Tensor,
+    *,
+    ratio: int,
+    backend: str | None = None,
+) -> None:
+    """Write states, and the entries that close, as Backend.compress_states, by the operator; both storages are mutated."""
+    _COMPRESS(
+        compressor.kv,
+        compressor.score,
+        compressor.position_bias,
+        compressor.norm_weight,
+        compressor.eps,
+        compressor.cos,
+        compressor.sin,
+        states.storage,
+        states.layout.description,
+        states.block_size,
+        entries.storage,
+        entries.scale,
+        entries.layout.description,
+        entries.block_size,
+        state_slots,
+        entry_slots,
+        req_id,
+        positions,
+        block_table,
+        ratio,
+        backend,
+    )
+
+
+def _run(
+    kv: torch.Tensor,
+    score: torch.Tensor,
+    position_bias: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    states: torch.Tensor,
+    state_layout: str,
+    state_block_size: int,
+    entries: torch.Tensor,
+    entry_scale: torch.Tensor | None,
+    entry_layout: str,
+    entry_block_size: int,
+    state_slots: torch.Tensor,
+    entry_slots: torch.Tensor,
+    req_id: torch.Tensor,
+    positions: torch.Tensor,
+    block_table: torch.Tensor,
+    ratio: int,
+    backend: str | None,
+) -> None:
+    refuse_gradients(kv, score, position_bias, states, entries)
+    compressor = Compressor(kv=kv, score=score, position_bias=position_bias, norm_weight=norm_weight, eps=eps, cos=cos, sin=sin)
+    find_calls(backend, states.device).compress_states(
+        compressor,
+        read_cache(states, None, state_layout, state_block_size),
+        read_cache(entries, entry_scale, entry_layout, entry_block_size),
+        state_slots,
+        entry_slots,
+        req_id,
+        positions,
+        block_table,
+        ratio=ratio,
+    )
+
+
+def _trace(kv: torch.Tensor, score: torch.Tensor, position_bias: torch.Tensor, *arguments: object, **keywords: object) -> None:
+    del arguments, keywords
+    refuse_gradients(kv, score, position_bias)
+
+
+_COMPRESS = define_operator(
+    "compress_states",
+    "(Tensor kv, Tensor score, Tensor position_bias, Tensor? norm_weight, float eps, Tensor? cos, Tensor? sin, "
+    "Tensor(a!) states, str state_layout, SymInt state_block_size, "
+    "Tensor(b!) entries, Tensor? entry_scale, str entry_layout, SymInt entry_block_size, "
+    "Tensor state_slots, Tensor entry_slots, Tensor req_id, Tensor positions, Tensor block_table, SymInt ratio, str? backend) "
+    "-> ()",
+    _run,
+    _trace,
+)

@@ -1,0 +1,208 @@
+"""Cases of compress_states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from hal.common.backend import Backend
+from hal.common.cache_parts import state_layout
+from hal.common.capabilities import Capabilities
+from hal.common.compressor import Compressor
+from hal.common.errors import LayoutError
+from hal.common.kernels import KVCache
+from hal.common.layouts import Layout, index_layout, latent_layout
+from hal.testing import reference
+from hal.testing.case import Case, Sizes, describe
+from hal.testing.cases import BATCHES, DECODE, MIXED, BatchCase, page_boundaries
+from hal.testing.compare import expect, expect_close, expect_error, expect_identical
+from hal.testing.storage import (
+    STRIDED,
+    TIGHT,
+    StorageCase,
+    copy_cache,
+    fill_cache,
+    make_generator,
+    poisoned_cache,
+    random_tensor,
+    shuffle_pages,
+    table_tensor,
+)
+
+from .placement import place_of, spread_rows
+
+WIDTH = 16
+ROPE = 6
+LONG = BatchCase(id="long", query_lens=(37, 1), seq_lens=(50, 32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressCase:
+    """One step's tokens after an earlier context. is_index: entries are index keys, neither normalised nor rotated.
+
+    frees_pages: the block table no longer names pages that no group of the step reaches back to.
+    """
+
+    batch: BatchCase
+    dtype: str
+    ratio: int = 4
+    groups: int = 2
+    block_size: int = 16
+    storage: StorageCase = TIGHT
+    is_index: bool = False
+    frees_pages: bool = False
+    spreads_rows: bool = False
+
+    @property
+    def id(self) -> str:
+        """Readable, and unique within a backend's suite."""
+        words = ("index_keys" * self.is_index, "freed_pages" * self.frees_pages, "strided_inputs" * self.spreads_rows)
+        kind = "overlapping" if self.groups == 2 else "apart"
+        page = f"page{self.block_size}"
+        return describe("compress_states", f"by{self.ratio}", kind, self.dtype, page, self.batch.id, self.storage.id, *words)
+
+    @property
+    def entry_layout(self) -> Layout:
+        """What an entry is written as."""
+        return index_layout(WIDTH, self.dtype) if self.is_index else latent_layout(WIDTH, 0, self.dtype)
+
+
+def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
+    """Every case of compress_states."""
+    del capabilities
+    for spec in _specs(sizes):
+        yield Case(call="compress_states", id=spec.id, check=partial(check_compress, spec))
+    for note, change in (
+        ("kv_of_another_width", "kv"),
+        ("bias_of_another_ratio", "position_bias"),
+        ("one_of_cos_and_sin", "sin"),
+    ):
+        check = partial(check_refusal, sizes.dtype, change)
+        yield Case(call="compress_states", id=describe("compress_states", note), check=check)
+
+
+def _specs(sizes: Sizes) -> Iterator[CompressCase]:
+    usual = CompressCase(batch=MIXED, dtype=sizes.dtype)
+    batches = [batch for batch in BATCHES if all(position >= 0 for _, position in batch.positions)]
+    for groups in (2, 1):
+        for batch in (*batches, page_boundaries(usual.block_size)):
+            yield replace(usual, groups=groups, batch=batch)
+        for ratio, block_size in ((4, 4), (8, 16), (16, 16), (3, 12), (1, 16)):
+            yield replace(usual, groups=groups, ratio=ratio, block_size=block_size, batch=LONG)
+        yield replace(usual, groups=groups, storage=STRIDED)
+        yield replace(usual, groups=groups, is_index=True)
+        yield replace(usual, groups=groups, frees_pages=True)
+        yield replace(usual, groups=groups, spreads_rows=True)
+    for dtype in sizes.dtypes:
+        if dtype != sizes.dtype:
+            yield replace(usual, dtype=dtype, batch=DECODE)
+            yield replace(usual, dtype=dtype, groups=1)
+
+
+def check_compress(case: CompressCase, backend: Backend) -> None:
+    """Nothing, or ConformanceError: the states and entries of the definition, and no other row of either cache changed."""
+    generator, where = make_generator(case.id), place_of(backend)
+    tables, num_pages = shuffle_pages(generator, case.batch.seq_lens, case.block_size)
+    states = poisoned_cache(state_layout(case.groups * WIDTH, case.dtype), num_pages, case.block_size, case.storage)
+    contexts = [seq - query for query, seq in zip(case.batch.query_lens, case.batch.seq_lens, strict=True)]
+    fill_cache(states, tables, contexts, generator)
+    entries = poisoned_cache(case.entry_layout, num_pages, case.block_size // case.ratio, case.storage)
+    slots = _slots(case, tables)
+    entry_slots = torch.where((slots + 1) % case.ratio == 0, slots // case.ratio, -1)
+    if case.frees_pages:
+        _free_pages(case, tables, contexts)
+    padding = [(0, 0)] * case.batch.padded_tokens
+    requests, positions = zip(*case.batch.positions, *padding, strict=True) if case.batch.num_tokens else ((), ())
+    where_tokens_are = (
+        slots,
+        entry_slots,
+        torch.tensor(requests, dtype=torch.int32),
+        torch.tensor(positions, dtype=torch.int64),
+        table_tensor(tables),
+    )
+    compressor = make_compressor(case, generator)
+    given = (copy_cache(states, where), copy_cache(entries, where))
+    slots, entry_slots, request, position, table = (tensor.to(where) for tensor in where_tokens_are)
+    moved = _move(compressor, where, case.spreads_rows)
+    backend.compress_states(moved, *given, slots, entry_slots, request, position, table, ratio=case.ratio)
+    reference.compress_states(compressor, states, entries, *where_tokens_are, ratio=case.ratio)
+    _expect_rows(given[0], states, "float32", "states")
+    _expect_rows(given[1], entries, case.dtype, "entries")
+
+
+def check_refusal(dtype: str, field: str, backend: Backend) -> None:
+    """Nothing, or ConformanceError: a compressor that contradicts itself is a LayoutError, and nothing is written."""
+    case, where = CompressCase(batch=DECODE, dtype=dtype), place_of(backend)
+    compressor = make_compressor(case, make_generator(field))
+    wrong = {
+        "kv": replace(compressor, kv=compressor.kv[:, 1:]),
+        "position_bias": replace(compressor, position_bias=compressor.position_bias[1:]),
+        "sin": replace(compressor, sin=None),
+    }[field]
+    states = copy_cache(poisoned_cache(state_layout(2 * WIDTH, dtype), 2, 16), where)
+    entries = copy_cache(poisoned_cache(case.entry_layout, 2, 4), where)
+    before = states.rows.clone(), entries.rows.clone()
+    tokens = DECODE.num_tokens
+    slots = torch.arange(3, 3 + tokens, device=where)
+    zeros = torch.zeros(tokens, dtype=torch.int32, device=where)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=where)
+    given = _move(wrong, where, spreads_rows=False)
+    expect_error(
+        (LayoutError,),
+        f"another {field}",
+        lambda: backend.compress_states(given, states, entries, slots, slots // 4, zeros, slots, table, ratio=case.ratio),
+    )
+    expect_identical(states.rows, before[0], "states after a refused call")
+    expect_identical(entries.rows, before[1], "entries after a refused call")
+
+
+def make_compressor(case: CompressCase, generator: torch.Generator) -> Compressor:
+    """Random products of a case's tokens."""
+    tokens, wide = case.batch.num_tokens, case.groups * WIDTH
+    angles = torch.rand(tokens, ROPE // 2, generator=generator) * 6
+    return Compressor(
+        kv=random_tensor(generator, tokens, wide, dtype=case.dtype),
+        score=random_tensor(generator, tokens, wide, dtype=case.dtype, scale=2.0),
+        position_bias=random_tensor(generator, case.ratio, wide, dtype="float32"),
+        norm_weight=None if case.is_index else random_tensor(generator, WIDTH, dtype="float32"),
+        eps=1e-3,
+        cos=None if case.is_index else angles.cos(),
+        sin=None if case.is_index else angles.sin(),
+    )
+
+
+def _slots(case: CompressCase, tables: list[list[int]]) -> torch.Tensor:
+    slots = [
+        tables[request][position // case.block_size] * case.block_size + position % case.block_size
+        for request, position in case.batch.positions
+    ]
+    return torch.tensor([*slots, *[-1] * case.batch.padded_tokens], dtype=torch.int64)
+
+
+def _free_pages(case: CompressCase, tables: list[list[int]], contexts: list[int]) -> None:
+    for table, context in zip(tables, contexts, strict=True):
+        reach = max(0, context - case.groups * case.ratio + 1)
+        table[: reach // case.block_size] = [-1] * (reach // case.block_size)
+
+
+def _move(compressor: Compressor, where: str, spreads_rows: bool) -> Compressor:
+    tensors = {
+        name: tensor.to(where)
+        for name in ("kv", "score", "position_bias", "norm_weight", "cos", "sin")
+        if (tensor := getattr(compressor, name)) is not None
+    }
+    if spreads_rows:
+        tensors |= {name: spread_rows(tensors[name]) for name in ("kv", "score", "cos", "sin")}
+    return Compressor(eps=compressor.eps, **tensors)
+
+
+def _expect_rows(actual: KVCache, expected: KVCache, dtype: str, what: str) -> None:
+    """The same rows written, to the tolerance of a dtype, and NaN wherever the expected cache has it."""
+    found, wanted = actual.rows.cpu(), expected.rows
+    expect(
+        bool((found.isnan() == wanted.isnan()).all()), f"{what} were written where they should not be, or not where they should"
+    )
+    expect_close(found.nan_to_num(), wanted.nan_to_num(), dtype, what)

@@ -1,0 +1,238 @@
+"""attend_compressed against its definition: any history of steps, every kind of layer, one softmax with one sink."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+import hal
+
+from . import compressed_run as run
+from .engine import Engine, snapshot, unchanged
+from .histories import BOUNDED, HISTORIES
+from .shapes import model
+from .test_device_batches import on_device
+
+LIMITS = hal.Limits(96, 6, 64, block_size=8)
+
+
+def make_engine(dtype: str = "float64", **plan) -> Engine:
+    return Engine(model(*run.layers()), dtype=dtype, limits=plan.pop("limits", LIMITS), **plan)
+
+
+def random_inputs(tokens: int, seed: int = 5) -> dict[int, dict]:
+    """Arguments of every layer's call for so many tokens, the same for the same seed."""
+    source = make_engine(seed=seed)
+    source.schedule(((0, tokens),))
+    return {layer.layer_id: run.layer_inputs(source, layer, ((0, tokens),)) for layer in source.shape.layers}
+
+
+@pytest.mark.parametrize("num_spec_tokens", [0, 3], ids=["plain", "spec"])
+@settings(BOUNDED, max_examples=15)
+@given(history=HISTORIES)
+def test_any_history(num_spec_tokens: int, history) -> None:
+    engine = make_engine(num_spec_tokens=num_spec_tokens)
+    for step, leaving in history:
+        run.run_step(engine, step)
+        engine.finish(leaving)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_type(dtype: str) -> None:
+    engine = make_engine(dtype)
+    for step in [((0, 17), (1, 3)), ((1, 1), (0, 1)), ((0, 1), (1, 30)), ((2, 9), (0, 2), (1, 1))]:
+        run.run_step(engine, step)
+
+
+def test_an_entry_is_the_same_however_its_tokens_come() -> None:
+    """Prefill in one piece, in pieces that cut groups, token by token, and in short extends give the same caches."""
+    pieces = [[33], [5, 1, 1, 9, 17], [1] * 33, [3] * 11]
+    found = []
+    for counts in pieces:
+        engine, inputs = make_engine(num_spec_tokens=2), random_inputs(33)
+        start, outputs = 0, []
+        for count in counts:
+            metadata = engine.attention.build(engine.schedule(((0, count),)))
+            span = slice(start, start + count)
+            for layer_id, given_inputs in inputs.items():
+                out = engine.attention.attend_compressed(layer_id, metadata=metadata, **cut(given_inputs, span))
+                outputs.append((layer_id, start, out))
+            start += count
+        rows = {layer_id: torch.cat([out for one, _, out in outputs if one == layer_id]) for layer_id in inputs}
+        caches = {
+            key: cache.rows[: engine.requests[0].length // (8 // cache.block_size)].clone()
+            for key, cache in engine.attention.caches.items()
+        }
+        found.append((rows, caches))
+    for rows, caches in found[1:]:
+        for layer_id, out in rows.items():
+            torch.testing.assert_close(out, found[0][0][layer_id], atol=1e-12, rtol=1e-12)
+        for key, held in caches.items():
+            torch.testing.assert_close(held, found[0][1][key], atol=1e-12, rtol=1e-12)
+
+
+def cut(inputs: dict, span: slice) -> dict:
+    """The arguments of a call, a run of tokens of them."""
+    return {
+        "q": inputs["q"][span],
+        "kv": inputs["kv"][span],
+        "compressor": cut_compressor(inputs["compressor"], span),
+        "sink": inputs["sink"],
+        "index": inputs["index"]
+        and hal.IndexInputs(inputs["index"].q[span], cut_compressor(inputs["index"].k, span), inputs["index"].weights[span]),
+    }
+
+
+def cut_compressor(compressor: hal.Compressor | None, span: slice) -> hal.Compressor | None:
+    """The same of a compressor."""
+    if compressor is None:
+        return None
+    fields = {name: getattr(compressor, name)[span] for name in ("kv", "score", "cos", "sin")}
+    weights = {name: getattr(compressor, name) for name in ("position_bias", "norm_weight", "eps")}
+    return hal.Compressor(**fields, **weights)
+
+
+def test_dropping_the_sink_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle of this file must fail where a backend leaves the sink out, or applies it once per segment."""
+    engine = make_engine()
+    run.run_step(engine, ((0, 20),))
+    for times in (0, 2):
+
+        def apply(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor, times: int = times) -> torch.Tensor:
+            return out * torch.sigmoid(lse - sink)[..., None] ** times
+
+        for kernels in engine.attention._kernels.values():
+            monkeypatch.setitem(kernels._calls, ("apply_sink", ""), apply)
+        with pytest.raises(AssertionError):
+            run.run_step(engine, ((0, 1),))
+
+
+def test_the_entries_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle must fail where only the window is attended to."""
+    engine = make_engine()
+    run.run_step(engine, ((0, 20),))
+    for kernels in engine.attention._kernels.values():
+        attend = kernels("sparse_mla", "decode")
+        monkeypatch.setitem(
+            kernels._calls, ("sparse_mla", "decode"), lambda q, segments, attend=attend, **kw: attend(q, segments[:1], **kw)
+        )
+    with pytest.raises(AssertionError):
+        run.run_step(engine, ((0, 1),))
+
+
+def test_padded_tokens_write_nothing_and_come_back_as_zeros() -> None:
+    step = ((0, 13), (1, 4))
+    inputs = random_inputs(17)
+    found = []
+    for one, padding in ((make_engine(), {"num_tokens_padded": 24, "num_reqs_padded": 4}), (make_engine(), {})):
+        metadata = one.attention.build(one.schedule(step, **padding))
+        outputs = []
+        for layer_id, given_inputs in inputs.items():
+            padded = pad(given_inputs, metadata.num_tokens_padded)
+            out = one.attention.attend_compressed(layer_id, metadata=metadata, **padded)
+            assert not out[17:].any()
+            outputs.append(out[:17])
+        found.append((outputs, {key: cache.storage for key, cache in one.attention.caches.items()}))
+    for padded, exact in zip(found[0][0], found[1][0], strict=True):
+        torch.testing.assert_close(padded, exact)
+    for key, storage in found[0][1].items():
+        torch.testing.assert_close(storage, found[1][1][key])
+
+
+def pad(inputs: dict, tokens: int) -> dict:
+    """The arguments with NaN in the rows of padded tokens."""
+
+    def longer(tensor: torch.Tensor) -> torch.Tensor:
+        rows = tensor.new_full((tokens - tensor.shape[0], *tensor.shape[1:]), torch.nan)
+        return torch.cat([tensor, rows])
+
+    def longer_compressor(compressor: hal.Compressor | None) -> hal.Compressor | None:
+        if compressor is None:
+            return None
+        return replace(compressor, **{name: longer(getattr(compressor, name)) for name in ("kv", "score", "cos", "sin")})
+
+    index = inputs["index"]
+    return inputs | {
+        "q": longer(inputs["q"]),
+        "kv": longer(inputs["kv"]),
+        "compressor": longer_compressor(inputs["compressor"]),
+        "index": index and hal.IndexInputs(longer(index.q), longer_compressor(index.k), longer(index.weights)),
+    }
+
+
+def test_no_token_at_all() -> None:
+    engine = make_engine()
+    run.run_step(engine, ())
+    run.run_step(engine, ((0, 0),))
+
+
+def test_a_made_up_step_for_capture_writes_nothing() -> None:
+    engine = make_engine()
+    run.run_step(engine, ((0, 15),))
+    before = snapshot(engine.attention)
+    metadata = engine.attention.build_for_capture(2, 18)
+    for layer_id, arguments in random_inputs(18).items():
+        engine.attention.attend_compressed(layer_id, metadata=metadata, **arguments)
+    assert unchanged(engine.attention, before)
+
+
+@pytest.mark.parametrize("known", ["bounds", "decodes", "lengths"])
+@pytest.mark.parametrize(
+    ("queries", "lengths"), [([1, 1, 1], [5, 16, 1]), ([1, 1, 9, 4], [8, 33, 9, 40]), ([1, 1, 0], [8, 9, 0])]
+)
+def test_a_device_batch_gives_the_same(queries: list[int], lengths: list[int], known: str) -> None:
+    tables = np.random.default_rng(0).permutation(64)[: len(queries) * 12].reshape(-1, 12).astype(np.int32)
+    tokens = sum(queries)
+    found = []
+    for batch in (hal.Batch(queries, lengths, tables), on_device(queries, lengths, tables, known)):
+        engine = make_engine()
+        for cache in engine.attention.caches.values():
+            cache.storage.copy_(torch.randn(cache.storage.shape, generator=torch.Generator().manual_seed(3)))
+        metadata = engine.attention.build(batch)
+        for layer_id, arguments in random_inputs(tokens).items():
+            found.append(engine.attention.attend_compressed(layer_id, metadata=metadata, **arguments))
+    half = len(found) // 2
+    for host, device in zip(found[:half], found[half:], strict=True):
+        torch.testing.assert_close(host, device, atol=1e-12, rtol=1e-12)
+
+
+def test_an_engine_slot_mapping_counts_tokens() -> None:
+    """Slots that the engine gives are its tokens'; the rows that tokens share are worked out of them."""
+    engine = make_engine()
+    tables = np.arange(6, dtype=np.int32).reshape(1, 6)
+    given = on_device([10], [10], tables, "bounds", slot_mapping=torch.tensor([*range(9), -1]))
+    slots = {
+        group.part: step.slot_mapping.tolist()
+        for group, step in zip(engine.plan.groups, engine.attention.build(given).groups, strict=True)
+        if group.tokens_per_row in (1, 4)
+    }
+    assert slots["kv"] == slots["state"] == [*range(9), -1]
+    assert slots["entries"] == slots["index"] == [-1, -1, -1, 0, -1, -1, -1, 1, -1, -1]
+
+
+def test_pools_of_their_own_freed_behind_windows() -> None:
+    """A table per group, the window and state groups without the pages that no token of the step reaches back to."""
+    plan = make_engine().plan
+    attention = plan.open(plan.blocks_per_group())
+    pages = {group.group_id: attention.pools[group.group_id].allocate(6) for group in plan.groups}
+    shared, length = make_engine(), 0
+    for count in (20, 3, 1, 1, 14, 1):
+        length += count
+        tables = []
+        for group in plan.groups:
+            row = list(pages[group.group_id])
+            if group.window is not None:
+                behind = max(0, length - count - group.window + 1) // plan.block_size
+                row[:behind] = [-1] * behind
+            tables.append(np.array([row], np.int32))
+        own = attention.build(hal.Batch([count], [length], tables))
+        together = shared.attention.build(shared.schedule(((0, count),)))
+        for layer_id, arguments in random_inputs(count, seed=length).items():
+            torch.testing.assert_close(
+                attention.attend_compressed(layer_id, metadata=own, **arguments),
+                shared.attention.attend_compressed(layer_id, metadata=together, **arguments),
+            )
