@@ -20,14 +20,14 @@ def layer_bytes(layer: LayerShape, length: int, kv_layout: str, dtype: object, t
     entries = length // layer.compress_ratio if layer.compress_ratio else 0
     rows = kept + (entries if layer.owns_entries else 0)
     keys = length // layer.tokens_per_index_key
-    return rows * layer.kv_bytes_per_token(kv_layout, dtype, tp) + keys * layer.index_bytes_per_token(dtype=dtype)
+    return rows * layer.kv_bytes_per_token(kv_layout, dtype, tp) + keys * layer.index_bytes_per_token(kv_layout, dtype)
 
 
 def kv_bytes(shape: ModelShape, length: int, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
     """Bytes that a sequence of this many tokens keeps on one rank over all layers, index keys included."""
     if length < 0:
         raise InputError(f"length is {length}; expected a number of tokens")
-    return sum(layer_bytes(layer, length, kv_layout, dtype, tp) for layer in shape.layers)
+    return sum(layer_bytes(layer, length, shape.layout_of(layer, kv_layout), dtype, tp) for layer in shape.layers)
 
 
 def max_tokens(

@@ -8,6 +8,8 @@ from typing import Literal
 from .capacity import cross_kv_bytes_per_token, kv_bytes, max_tokens
 from .errors import InputError, UnknownLayerError
 from .sizes import (
+    KIND_LAYOUTS,
+    QUANTISED_INDEX,
     attention_row_bytes,
     compressed_row_bytes,
     fp8_ds_mla_row_bytes,
@@ -131,6 +133,11 @@ class LayerShape:
             return 1
         return self.compress_ratio or self.indexer.pool
 
+    @property
+    def kv_layouts(self) -> tuple[str, ...]:
+        """The cache layouts that a layer of this kind can have, the unquantised one first; none where it caches nothing."""
+        return KIND_LAYOUTS.get(self.kind, ())
+
     def kv_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
         """Bytes of one cached token of this layer on one rank; 0 where it owns no KV.
 
@@ -152,14 +159,15 @@ class LayerShape:
     def index_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16") -> int:
         """Bytes of one index key of this layer, which serves tokens_per_index_key tokens; 0 where it scores nothing.
 
-        kv_layout: "auto" or "indexer" for keys of the given dtype, "indexer_fp8" for quantised ones.
+        Keys of the given dtype, or quantised ones with "indexer_fp8" and with the layouts that quantise latents.
         """
+        is_quantised = kv_layout in QUANTISED_INDEX
         if self.block_sparse is not None:
-            per_key = index_row_bytes(self.block_sparse.head_dim, dtype, quantised=kv_layout == "indexer_fp8")
+            per_key = index_row_bytes(self.block_sparse.head_dim, dtype, quantised=is_quantised)
             return -(-per_key // self.block_sparse.tokens_per_key)
         if self.indexer is None or not self.indexer.owns:
             return 0
-        return index_row_bytes(self.indexer.head_dim, dtype, quantised=kv_layout == "indexer_fp8")
+        return index_row_bytes(self.indexer.head_dim, dtype, quantised=is_quantised)
 
 
 def _mla_bytes(mla: MLAShape, kv_layout: str, dtype: object) -> int:
@@ -227,13 +235,22 @@ class ModelShape:
         """Tokens an indexer picks per query, None without one."""
         return next((layer.indexer.topk for layer in self.layers if layer.indexer), None)
 
+    def layout_of(self, layer: LayerShape, kv_layout: str) -> str:
+        """What a layer takes where the model is asked for a layout: that, or "auto" where only other kinds of layers have it."""
+        if kv_layout in layer.kv_layouts or not any(kv_layout in other.kv_layouts for other in self.layers):
+            return kv_layout
+        return "auto"
+
     def kv_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
-        """Bytes of one token over all layers that own KV, on one rank; windows count in full, index and cross KV do not."""
-        return sum(layer.kv_bytes_per_token(kv_layout, dtype, tp) for layer in self.layers)
+        """Bytes of one token over all layers that own KV, on one rank; windows count in full, index and cross KV do not.
+
+        Layers whose kind cannot have the layout count as "auto" beside some that can; InputError where none can.
+        """
+        return sum(layer.kv_bytes_per_token(self.layout_of(layer, kv_layout), dtype, tp) for layer in self.layers)
 
     def index_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16") -> int:
         """Bytes of one token's index keys over the layers that own an indexer."""
-        return sum(layer.index_bytes_per_token(kv_layout, dtype) for layer in self.layers)
+        return sum(layer.index_bytes_per_token(self.layout_of(layer, kv_layout), dtype) for layer in self.layers)
 
     @property
     def is_block_sparse(self) -> bool:

@@ -1,9 +1,19 @@
-"""Bytes per token of every cache layout: the only place that computes them; codecs, planner and allocator call it."""
+"""Bytes of every cache layout: the only place that computes them; codecs, planner and allocator call it."""
 
 from __future__ import annotations
 
 from .dtypes import item_size
 from .errors import InputError
+
+KIND_LAYOUTS = {
+    "attention": ("kv", "kv_fp8"),
+    "mla": ("latent", "latent_fp8", "fp8_ds_mla"),
+    "compressed": ("latent", "compressed"),
+}
+"""The cache layouts of each kind of layer, the unquantised one first. A compressed layer's `latent` has no rotary part."""
+
+QUANTISED_INDEX = frozenset({"indexer_fp8", "latent_fp8", "fp8_ds_mla", "compressed"})
+"""Layouts with which index keys are `indexer_fp8`, where a backend has it."""
 
 
 def kv_heads_on_rank(num_kv_heads: int, tp: int) -> int:
@@ -19,12 +29,12 @@ def kv_heads_on_rank(num_kv_heads: int, tp: int) -> int:
 
 
 def attention_row_bytes(num_kv_heads: int, head_dim: int, v_head_dim: int, dtype: object) -> int:
-    """One token of the `kv` layout: all K heads, then all V heads."""
+    """One token of the `kv` layout, all K heads, then all V heads; of `kv_fp8` with an fp8 dtype."""
     return num_kv_heads * (head_dim + v_head_dim) * item_size(dtype)
 
 
 def latent_row_bytes(kv_lora_rank: int, qk_rope_head_dim: int, dtype: object) -> int:
-    """One token of the `latent` layout: the compressed vector, then the shared rotary key."""
+    """One token of the `latent` layout, the compressed vector, then the shared rotary key; of `latent_fp8` with an fp8 dtype."""
     return (kv_lora_rank + qk_rope_head_dim) * item_size(dtype)
 
 
@@ -33,13 +43,31 @@ def fp8_ds_mla_row_bytes(kv_lora_rank: int, qk_rope_head_dim: int) -> int:
     return kv_lora_rank + (kv_lora_rank + 127) // 128 * 4 + qk_rope_head_dim * 2
 
 
-def compressed_row_bytes(head_dim: int, rope_head_dim: int) -> int:
-    """One row of the `compressed` layout: e4m3 values, bf16 rotary lanes, one scale byte per 64 values padded to 8 bytes."""
+def compressed_planes(head_dim: int, rope_head_dim: int) -> tuple[int, int]:
+    """One row of `compressed`, the two pieces that a page keeps apart.
+
+    e4m3 values with bf16 rotary lanes, and one scale byte per 64 values padded to 8 bytes.
+    """
     values = head_dim - rope_head_dim
     scales = ((values + 63) // 64 + 7) // 8 * 8
-    return values + rope_head_dim * 2 + scales
+    return values + rope_head_dim * 2, scales
+
+
+def compressed_row_bytes(head_dim: int, rope_head_dim: int) -> int:
+    """One row of the `compressed` layout, both of its pieces."""
+    return sum(compressed_planes(head_dim, rope_head_dim))
+
+
+def index_planes(head_dim: int) -> tuple[int, int]:
+    """One key of `indexer_fp8`, the two pieces that a page keeps apart: e4m3 values, one fp32 scale per 128 lanes."""
+    return head_dim, (head_dim + 127) // 128 * 4
 
 
 def index_row_bytes(head_dim: int, dtype: object = "bfloat16", quantised: bool = False) -> int:
     """One index key: plain elements, or e4m3 values with one fp32 scale per 128 lanes."""
-    return head_dim + (head_dim + 127) // 128 * 4 if quantised else head_dim * item_size(dtype)
+    return sum(index_planes(head_dim)) if quantised else head_dim * item_size(dtype)
+
+
+def page_bytes(row_bytes: int, block_size: int, alignment: int = 1) -> int:
+    """One page of block_size rows, padded to a multiple of the alignment."""
+    return -(-row_bytes * block_size // alignment) * alignment

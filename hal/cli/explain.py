@@ -167,7 +167,7 @@ def _explain_device(terms: Explanation, device: Device, memory_gb: float | None)
     made, refusal = _plan(terms, device, software)
     tp = terms.parallel.tp
     kv_bytes = checked(lambda layout: terms.shape.kv_bytes_per_token(layout, terms.dtype, tp), terms.kv_layout)
-    index_bytes = terms.shape.index_bytes_per_token(dtype=terms.dtype)
+    index_bytes = terms.shape.index_bytes_per_token(terms.kv_layout, terms.dtype)
     memory = int(memory_gb * GB) if memory_gb is not None else device.memory_bytes
     return DeviceAnswer(
         device=device,
@@ -199,7 +199,8 @@ def _measure_capacity(terms: Explanation, memory: int, made: Plan | None) -> Cap
 def _explain_layer(
     terms: Explanation, device: Device, software: Software | None, layer: LayerShape, ids: tuple[int, ...]
 ) -> LayerAnswer:
-    request = Request(layer, device, terms.dtype, terms.kv_layout, terms.limits.block_size, terms.parallel, software=software)
+    kv_layout = terms.shape.layout_of(layer, terms.kv_layout)
+    request = Request(layer, device, terms.dtype, kv_layout, terms.limits.block_size, terms.parallel, software=software)
     if layer.kind in ("none", "cross"):
         return LayerAnswer(layer=layer, layer_ids=ids, family=request.family, selection=None, rejected={})
     selection: Selection | None = None

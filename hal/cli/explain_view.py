@@ -112,8 +112,10 @@ def _lent_calls(layers: Sequence[LayerAnswer]) -> list[str]:
 
 
 def _layer_bytes(answer: Explanation, row: LayerAnswer) -> str:
-    kv = row.layer.kv_bytes_per_token(answer.kv_layout, answer.dtype, answer.parallel.tp)
-    index = row.layer.index_bytes_per_token(dtype=answer.dtype)
+    chosen = row.selection
+    kv_layout = answer.shape.layout_of(row.layer, answer.kv_layout) if chosen is None else chosen.kv_layout
+    kv = row.layer.kv_bytes_per_token(kv_layout, answer.dtype, answer.parallel.tp)
+    index = row.layer.index_bytes_per_token((chosen and chosen.index_layout) or kv_layout, answer.dtype)
     return f"{kv:,} + {index:,} B" if index else f"{kv:,} B"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from hal.config import LayerShape, MLAShape
 
 from .backend import Backend
 from .batch import Batch
+from .cache import CacheKey
 from .compressed import CompressedCall, CompressedRows, attend_compressed, check_compressed
 from .compressor import Compressor
 from .device_batch import DeviceBatch
@@ -29,8 +30,6 @@ from .warmup import WarmupMonitor
 
 if TYPE_CHECKING:
     from .plan import Plan
-
-CacheKey = int | tuple[int, str]
 
 
 class LayerKernels:
@@ -159,6 +158,21 @@ class Attention:
             if tuple(weight.shape) != expected:
                 raise LayoutError(f"layer {layer_id}: {name} has shape {list(weight.shape)}; expected {list(expected)}")
         self._weights[layer_id] = MLAWeights(w_uk=w_uk.to(self._arithmetic), w_uv=w_uv.to(self._arithmetic))
+
+    def set_scale(self, layer_id: int, scale: torch.Tensor) -> None:
+        """Set the fp32 scales that live outside a layer's cache, of one of the shapes in its spec; LayoutError for others.
+
+        Rows that are in the cache already were written under the old ones. Scales of the shape there is are copied into place.
+        """
+        cache = self.caches.get(layer_id)
+        if cache is None or cache.scale is None:
+            raise LayoutError(f"layer {layer_id} has no cache with scales outside; plan.cache_specs() says which ones have")
+        cache.layout.check_scale(scale)
+        if scale.shape == cache.scale.shape:
+            cache.scale.copy_(scale)
+            return
+        self.caches[layer_id] = replace(cache, scale=scale.to(cache.storage.device))
+        self._paged.clear()
 
     def attend(
         self,

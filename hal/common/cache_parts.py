@@ -27,21 +27,24 @@ class CachePart:
 
 
 def list_parts(
-    layer: LayerShape, selection: Selection, dtype: str, parallel: Parallel, window: int | None
+    layer: LayerShape, selection: Selection, dtype: str, parallel: Parallel, window: int | None, fp8: str | None = None
 ) -> Iterator[CachePart]:
-    """The caches that a layer owns, none where it reads another's; window: the widest of the layers that read its KV."""
+    """The caches that a layer owns, none where it reads another's.
+
+    window: the widest of the layers that read its KV. fp8: the device's e4m3 variant.
+    """
     if layer.owns_kv:
-        layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp)
+        layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp, fp8)
         yield CachePart(part="kv", layout=layout, window=window)
     if layer.owns_entries:
-        layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp)
+        layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp, fp8)
         yield CachePart(part="entries", layout=layout, window=None, tokens_per_row=layer.compress_ratio or 1)
         yield _state("state", layer.head_dim, layer, dtype)
     indexer = layer.indexer
-    if indexer is None or not indexer.owns:
+    if indexer is None or not indexer.owns or selection.index_layout is None:
         return
     # An indexer scores every key, whatever its layer's window.
-    keys = layer_index_layout(layer, dtype)
+    keys = layer_index_layout(layer, dtype, selection.index_layout, fp8)
     yield CachePart(part="index", layout=keys, window=None, tokens_per_row=layer.tokens_per_index_key)
     if (layer.kind == "compressed" or indexer.pool > 1) and "compress_states" in selection.providers:
         yield _state("index_state", indexer.head_dim, layer, dtype)

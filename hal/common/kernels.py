@@ -5,68 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import LayoutError
-from .layouts import Layout
+from .cache import KVCache
 
 if TYPE_CHECKING:
     import torch
 
     from .compressor import Compressor
 
-
-@dataclass(frozen=True, slots=True)
-class KVCache:
-    """One layer's cache: the engine's storage and how to read it. Scales kept outside the storage travel in `scale`.
-
-    storage: [pages, rows_per_page, width] in the layout's dtype, last dimension dense; a page's first block_size rows are
-    its tokens. A row is an index into .rows: page * page_stride + offset, page_stride being rows_per_page unless pages lie
-    further apart in the engine's memory.
-    """
-
-    storage: torch.Tensor
-    layout: Layout
-    block_size: int
-    rows_per_page: int
-    scale: torch.Tensor | None = None
-    page_stride: int = field(init=False, compare=False)
-    rows: torch.Tensor = field(init=False, repr=False, compare=False)
-    parts: tuple[torch.Tensor, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        shape = tuple(self.storage.shape)
-        if len(shape) != 3 or shape[1:] != (self.rows_per_page, self.layout.width):
-            raise LayoutError(
-                f"cache storage has shape {list(shape)}; layout {self.layout.name!r} needs "
-                f"[pages, {self.rows_per_page}, {self.layout.width}]"
-            )
-        if not 1 <= self.block_size <= self.rows_per_page:
-            raise LayoutError(f"block_size {self.block_size} does not fit in {self.rows_per_page} rows per page")
-        dtype = str(self.storage.dtype).removeprefix("torch.")
-        if dtype != self.layout.dtype:
-            raise LayoutError(f"cache storage is {dtype}; layout {self.layout.name!r} was made for {self.layout.dtype}")
-        page, row, element = self.storage.stride()
-        starts_on_rows = row >= self.layout.width and page % row == 0 and page >= row * self.rows_per_page
-        if self.num_pages and self.layout.width and (element != 1 or not starts_on_rows):
-            raise LayoutError(
-                f"cache storage has strides {self.storage.stride()}; elements must be dense, rows at least {self.layout.width} "
-                f"apart and pages a whole number of rows apart, at least {self.rows_per_page}"
-            )
-        self._see_as_rows()
-
-    @property
-    def num_pages(self) -> int:
-        """Pages in the storage."""
-        return self.storage.shape[0]
-
-    def _see_as_rows(self) -> None:
-        """Set page_stride, the rows from page to page, rows, the storage as one list of them, and parts, views of those."""
-        page, row, _ = self.storage.stride()
-        stride = page // row if self.num_pages and row else self.rows_per_page
-        count = (self.num_pages - 1) * stride + self.rows_per_page if self.num_pages else 0
-        flat = self.storage.as_strided((count, self.layout.width), (row, 1), self.storage.storage_offset())
-        object.__setattr__(self, "page_stride", stride)
-        object.__setattr__(self, "rows", flat)
-        object.__setattr__(self, "parts", self.layout.unpack(flat))
+__all__ = ["IndexInputs", "IndexerChunk", "KVCache", "PagedBatch", "Segment"]
 
 
 @dataclass(frozen=True, slots=True)

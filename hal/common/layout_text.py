@@ -24,10 +24,12 @@ def describe_layout(layout: Layout) -> str:
 @cache
 def parse_layout(text: str) -> Layout:
     """The layout that was described so; LayoutError for a text that describes none."""
-    from .layouts import Layout
+    from .layouts import BlockScaling, Layout
 
     try:
         given = json.loads(text)
+        if "blocks" in given:
+            given["blocks"] = BlockScaling(**given["blocks"])
         return Layout(**{name: _frozen(value) for name, value in given.items()})
     except (ValueError, TypeError, AttributeError) as error:
         raise LayoutError(

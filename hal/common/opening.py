@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .attention import Attention, CacheKey, find_torch_device, open_backends
+from .attention import Attention, find_torch_device, open_backends
+from .cache import CacheKey
 from .errors import CapacityError, InputError, LayoutError, NotBuiltError
 from .kernels import KVCache
 from .limits import check_positive_int
 from .pages import make_pools
+from .records import allocate_pages
 
 if TYPE_CHECKING:
     from .plan import CacheSpec, Plan
+
+Given = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 def open_attention(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, int] | None, group: Any) -> Attention:
@@ -33,9 +37,9 @@ def open_attention(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, in
     opened = open_backends(plan)
     caches: dict[CacheKey, KVCache] = {}
     for spec in plan.cache_specs():
-        dtype = getattr(torch, spec.layout.dtype)
-        storage = torch.zeros(spec.shape(blocks[spec.group]), dtype=dtype, device=where)
-        caches[spec.key] = KVCache(storage, spec.layout, spec.rows_per_page, spec.rows_per_page)
+        storage = allocate_pages(spec.layout, blocks[spec.group], spec.rows_per_page, where)
+        scale = torch.ones(spec.scale_shapes[0], device=where) if spec.scale_shapes else None
+        caches[spec.key] = KVCache(storage, spec.layout, spec.rows_per_page, spec.rows_per_page, scale)
     is_single = num_blocks is None or isinstance(num_blocks, int)
     return Attention(plan, opened, caches, make_pools(blocks, is_single=is_single))
 
@@ -57,7 +61,7 @@ def _blocks_per_group(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int,
     return blocks
 
 
-def bind_attention(plan: Plan, tensors: Mapping[CacheKey, torch.Tensor], group: Any) -> Attention:
+def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], group: Any) -> Attention:
     """An Attention on the engine's tensors; LayoutError names the spec and the tensor that do not fit."""
     _check_ranks(plan, group)
     specs = {spec.key: spec for spec in plan.cache_specs()}
@@ -66,23 +70,24 @@ def bind_attention(plan: Plan, tensors: Mapping[CacheKey, torch.Tensor], group: 
             f"caches are missing for {sorted(map(str, specs.keys() - tensors.keys()))} "
             f"and unknown for {sorted(map(str, tensors.keys() - specs.keys()))}; plan.cache_specs() has the keys"
         )
+    given = {key: (each, None) if isinstance(each, torch.Tensor) else each for key, each in tensors.items()}
     blocks = []
     for cache_group in plan.groups:
-        counts = {key: tensor.shape[0] for key, tensor in tensors.items() if specs[key].group == cache_group.group_id}
+        counts = {key: storage.shape[0] for key, (storage, _) in given.items() if specs[key].group == cache_group.group_id}
         if len(set(counts.values())) > 1:
             raise LayoutError(f"every cache of group {cache_group.group_id} needs as many pages, got {counts}")
         blocks += list(counts.values())[:1]
-    caches = {key: _bind_cache(specs[key], tensor, plan) for key, tensor in tensors.items()}
+    caches = {key: _bind_cache(specs[key], storage, scale, plan) for key, (storage, scale) in given.items()}
     return Attention(plan, open_backends(plan), caches, make_pools(blocks or [0], is_single=len(set(blocks)) < 2))
 
 
-def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, plan: Plan) -> KVCache:
+def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, scale: torch.Tensor | None, plan: Plan) -> KVCache:
     expected = torch.device(plan.device.torch_device or "meta").type
     if tensor.device.type != expected:
         raise LayoutError(f"the cache of {spec.key} is on {tensor.device}; the plan runs on {expected}")
     rows = tensor.shape[1] if tensor.dim() == 3 else spec.rows_per_page
     try:
-        return KVCache(tensor, spec.layout, spec.rows_per_page, rows)
+        return KVCache(tensor, spec.layout, spec.rows_per_page, rows, scale)
     except LayoutError as error:
         raise LayoutError(f"the cache of {spec.key}: {error}") from error
 

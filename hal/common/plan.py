@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import model_dtype_name
 
+from .cache import CacheKey
 from .cache_parts import PARTS, CachePart, check_entry_sources, list_parts
 from .capacity import count_blocks, count_tokens
 from .device import Device, detect
@@ -35,6 +36,8 @@ class CacheSpec:
 
     part is "kv", "entries", "index", "state" or "index_state"; key is what plan.bind takes it under: the layer id for its
     KV, (layer id, part) for every other. A page holds block_size tokens in every cache, tokens_per_row of them in one row.
+    Pages lie page_bytes apart, which may be more than their rows take, or further. A layout with scale_shapes needs fp32
+    scales of one of these shapes beside it.
     """
 
     layer_id: int
@@ -45,7 +48,7 @@ class CacheSpec:
     tokens_per_row: int = 1
 
     @property
-    def key(self) -> int | tuple[int, str]:
+    def key(self) -> CacheKey:
         """The tensor's name in plan.bind."""
         return self.layer_id if self.part == "kv" else (self.layer_id, self.part)
 
@@ -56,8 +59,13 @@ class CacheSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page."""
+        """Bytes of one page, padding included."""
         return self.layout.page_bytes(self.rows_per_page)
+
+    @property
+    def scale_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes that the fp32 scales kept beside the tensor may have; empty where the layout keeps none there."""
+        return self.layout.scale_shapes
 
     def shape(self, num_blocks: int) -> tuple[int, int, int]:
         """The tensor's shape with that many pages."""
@@ -216,15 +224,17 @@ class Plan:
         """An Attention on caches of hal's own, zero-filled, of num_blocks pages (default_num_blocks by default).
 
         One number: one pool and one page numbering for all cache groups. A number per group (in order, or by group id): a pool
-        and a block table for each. CapacityError, before anything is allocated, where they do not fit in the device's memory.
+        and a block table for each. Scales that live outside a cache are ones until attention.set_scale() changes them.
+        CapacityError, before anything is allocated, where they do not fit in the device's memory.
         """
         from .opening import open_attention
 
         return open_attention(self, num_blocks, group)
 
-    def bind(self, caches: Mapping[int | tuple[int, str], torch.Tensor], group: Any = None) -> Attention:
+    def bind(self, caches: Mapping[CacheKey, torch.Tensor | tuple[torch.Tensor, torch.Tensor]], group: Any = None) -> Attention:
         """An Attention on the engine's own tensors, keyed and shaped as cache_specs() says; LayoutError where one is not.
 
+        A cache whose spec has scale_shapes is given as (storage, scale): the fp32 scales stay the engine's tensor too.
         All of them with as many pages: one page numbering for all groups, or a block table for each. Page counts that differ
         between groups: a table for each.
         """
@@ -249,8 +259,10 @@ def plan(
 ) -> Plan:
     """The plan of a model on a device: this machine's best one by default; a target's name means this machine's where it has one.
 
-    dtype is the model's unless given. software None takes what is installed for a present device, and every library for
-    another. NoBackend where a layer cannot be served; no tensor is made.
+    dtype is the model's unless given. kv_layout goes to every layer whose kind can have it; the others of a model that has any
+    such layer take "auto". Quantised index keys go with quantised latents where the backend has them. software None takes
+    what is installed for a present device, and every library for another. NoBackend where a layer cannot be served; no tensor
+    is made.
     """
     check_entry_sources(shape)
     device = _resolve_device(device)
@@ -260,8 +272,11 @@ def plan(
     if software is None and device.present:
         software = installed()
 
-    wishes = (dtype, kv_layout, limits.block_size, parallel, software, graphs, num_spec_tokens, need_lse)
-    requests = [None if layer.kind in ("none", "cross") else Request(layer, device, *wishes) for layer in shape.layers]
+    wishes = (limits.block_size, parallel, software, graphs, num_spec_tokens, need_lse)
+    requests = [
+        None if layer.kind in ("none", "cross") else Request(layer, device, dtype, shape.layout_of(layer, kv_layout), *wishes)
+        for layer in shape.layers
+    ]
     selections = _select(requests, backend)
     sizes = {selection.block_size for selection in selections if selection is not None}
     block_size = lcm(*sizes) if sizes else limits.block_size or 16
@@ -269,7 +284,7 @@ def plan(
     if len(sizes) > 1:
         # One page size for all layers: the least that is a multiple of each backend's own, if every one takes it.
         selections = _select(requests, backend)
-    groups = _group_layers(shape.layers, selections, dtype, parallel, block_size)
+    groups = _group_layers(shape.layers, selections, dtype, parallel, block_size, device.fp8)
     return Plan(
         shape=shape,
         device=device,
@@ -328,12 +343,13 @@ def _group_layers(
     dtype: str,
     parallel: Parallel,
     block_size: int,
+    fp8: str | None,
 ) -> tuple[CacheGroup, ...]:
     windows = _read_windows(layers)
     members: dict[CachePart, list[int]] = {}
     for layer, selection in zip(layers, selections, strict=True):
         if selection is not None:
-            for part in list_parts(layer, selection, dtype, parallel, windows.get(layer.layer_id)):
+            for part in list_parts(layer, selection, dtype, parallel, windows.get(layer.layer_id), fp8):
                 members.setdefault(part, []).append(layer.layer_id)
     ordered = sorted(members.items(), key=lambda item: (PARTS.index(item[0].part), item[1][0]))
     return tuple(

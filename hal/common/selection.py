@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import lcm
 
+from hal.config.sizes import QUANTISED_INDEX
+
 from .backend import CALLS_BY_FAMILY, PHASED_CALLS, Backend
 from .capabilities import Capabilities
 from .environment import read_variable, warn_of_mistakes
@@ -115,7 +117,7 @@ def _make_selection(
     request: Request, chosen: type[Backend], verdicts: Mapping[str, tuple[Reason, ...]], source: str
 ) -> Selection:
     capabilities = _declared(chosen)
-    layouts = capabilities.kv_layouts[request.family]
+    kv_layout = capabilities.kv_layouts[request.family][0] if request.kv_layout == "auto" else request.kv_layout
     block_size = request.block_size or _page_size(chosen, request)
     able = [chosen, *(cls for cls in _rank(request) if cls is not chosen and not verdicts[cls.name])]
     owns_index = request.layer.indexer is not None and request.layer.indexer.owns
@@ -123,12 +125,18 @@ def _make_selection(
         backend=chosen.name,
         providers={call: _provider(call, able, request, verdicts) for call in _calls(request)}
         | _optional_providers(able, request, verdicts),
-        kv_layout=layouts[0] if request.kv_layout == "auto" else request.kv_layout,
-        index_layout=capabilities.index_layouts[0] if owns_index else None,
+        kv_layout=kv_layout,
+        index_layout=_index_layout(capabilities, kv_layout) if owns_index else None,
         block_size=block_size,
         rejected={name: reasons for name, reasons in verdicts.items() if reasons},
         source=source,
     )
+
+
+def _index_layout(capabilities: Capabilities, kv_layout: str) -> str:
+    """Quantised index keys beside quantised latents where the backend has them, plain ones beside others; else its first."""
+    wanted = "indexer_fp8" if kv_layout in QUANTISED_INDEX else "indexer"
+    return wanted if wanted in capabilities.index_layouts else capabilities.index_layouts[0]
 
 
 def _declared(cls: type[Backend]) -> Capabilities:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
     from hal.common.parallel import Parallel
 
+_LATENTS = ("latent", "latent_fp8", "fp8_ds_mla")
+
 
 class CPUBackend(Backend):
     """Kernel calls on the CPU. Arithmetic is fp32 whatever the storage (float64 for float64), as hal.cpu.numbers says."""
@@ -25,8 +27,13 @@ class CPUBackend(Backend):
     capabilities = Capabilities(
         families=frozenset({"attention", "mla", "sparse_mla", "compressed"}),
         dtypes=("float32", "bfloat16", "float16", "float64"),
-        kv_layouts={"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",), "compressed": ("latent",)},
-        index_layouts=("indexer",),
+        kv_layouts={
+            "attention": ("kv", "kv_fp8"),
+            "mla": _LATENTS,
+            "sparse_mla": _LATENTS,
+            "compressed": ("latent", "compressed"),
+        },
+        index_layouts=("indexer", "indexer_fp8"),
         max_index_pool=128,
         rank={"*": 0},
         window=True,

@@ -8,6 +8,7 @@ import torch
 
 from hal.common.errors import LayoutError
 from hal.common.kernels import KVCache, PagedBatch
+from hal.common.records import as_bytes, read_records, write_records, zero_records
 
 _FEW = 16
 
@@ -27,6 +28,9 @@ def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor
         slots, parts = slots[keep], [part[keep] for part in parts]
     if cache.page_stride != cache.block_size:
         slots = slots // cache.block_size * cache.page_stride + slots % cache.block_size
+    if cache.layout.is_quantised:
+        write_records(cache, slots, cache.layout.pack(parts, cache.scale))
+        return
     for view, part in zip(cache.parts, parts, strict=True):
         view.index_copy_(0, slots, part if part.dtype is view.dtype else part.to(view.dtype))
 
@@ -35,11 +39,11 @@ def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The parts at some rows; row -1 gives zeros and reads nothing."""
     absent = rows < 0
     if not cache.num_pages or bool(absent.all()):
-        return cache.layout.unpack(cache.storage.new_zeros(rows.shape[0], cache.layout.width))
-    gathered = cache.rows.index_select(0, rows.clamp(min=0))
+        return cache.layout.unpack(zero_records(cache.layout, rows.shape[0], cache.storage.device), cache.scale)
+    gathered = read_records(cache, rows.clamp(min=0))
     if bool(absent.any()):
-        gathered.masked_fill_(absent[:, None], 0)
-    return cache.layout.unpack(gathered)
+        as_bytes(gathered).masked_fill_(absent[:, None], 0)
+    return cache.layout.unpack(gathered, cache.scale)
 
 
 def locate_request(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> slice | torch.Tensor | None:
@@ -77,15 +81,24 @@ def locate_known(cache: KVCache, batch: PagedBatch, request: int, start: int, st
 def read_request(
     cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A request's cached rows [stop - start, width]: a view where its pages lie end to end, a copy where they do not.
+    """A request's stored rows [stop - start, width]: a view where they lie end to end, a copy where they do not.
 
     Beside them bool [stop - start], True for the positions whose page is missing, whose rows are zeros; None where none is.
     """
     rows = locate_request(cache, batch, request, start, stop)
-    if rows is None:
-        rows = locate_known(cache, batch, request, start, stop)
-        is_missing = rows < 0
-        if bool(is_missing.all()):
-            return cache.storage.new_zeros(stop - start, cache.layout.width), is_missing
-        return cache.rows.index_select(0, rows.clamp(min=0)).masked_fill_(is_missing[:, None], 0), is_missing
-    return (cache.rows[rows] if isinstance(rows, slice) else cache.rows.index_select(0, rows)), None
+    if rows is not None:
+        return read_located(cache, rows), None
+    rows = locate_known(cache, batch, request, start, stop)
+    is_missing = rows < 0
+    if bool(is_missing.all()):
+        return zero_records(cache.layout, stop - start, cache.storage.device), is_missing
+    stored = read_records(cache, rows.clamp(min=0))
+    as_bytes(stored).masked_fill_(is_missing[:, None], 0)
+    return stored, is_missing
+
+
+def read_located(cache: KVCache, rows: slice | torch.Tensor) -> torch.Tensor:
+    """The stored rows [n, width] at what locate_request found."""
+    if isinstance(rows, torch.Tensor):
+        return read_records(cache, rows)
+    return cache.rows[rows] if cache.layout.is_flat else read_records(cache, torch.arange(rows.start, rows.stop))

@@ -38,7 +38,8 @@ def score_keys(
         num_keys = first + (end - begin)
         if begin >= end:
             continue
-        keys, is_missing = read_request(cache, batch, request, 0, num_keys)
+        stored, is_missing = read_request(cache, batch, request, 0, num_keys)
+        (keys,) = cache.layout.unpack(stored, cache.scale)
         rows = scores[begin - chunk.token_start : end - chunk.token_start, :num_keys]
         _score_request(iq[begin:end].to(dtype), weights[begin:end].to(dtype), keys.to(dtype), first, rows)
         if is_missing is not None:

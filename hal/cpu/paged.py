@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from hal.common.errors import LayoutError
 from hal.common.kernels import KVCache, PagedBatch
+from hal.common.layouts import Layout
 
 from .attend import attend_request, attend_single, group_heads, scale_queries
-from .cache import locate_known, locate_request
+from .cache import locate_known, locate_request, read_located
 from .mask import Mask
 from .results import prepare_results
+
+_HEADS = ("kv", "kv_fp8")
+_LATENTS = ("latent", "latent_fp8", "fp8_ds_mla")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +45,27 @@ def attend_pages(
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, v_head_dim] and lse of every query over its request's pages."""
-    keys, values = _head_views(cache)
-    _check_query(q, keys)
-    out, lse = prepare_results(q, values.shape[2], need_lse, out)
-    heads = keys.shape[1]
-    lone = group_heads(q, heads)
+    kv_heads, width, value_width = _widths(cache.layout)
+    _check_query(q, kv_heads, width)
+    views = None if cache.layout.is_quantised else _split_heads(cache.layout.name, cache.rows, cache.parts)
+    out, lse = prepare_results(q, value_width, need_lse, out)
+    lone = group_heads(q, kv_heads)
     queries = None
     for span in _find_spans(cache, batch, mask, q.shape[0]):
         begin, end = span.begin, span.end
         if span.start < 0:
             out[begin:end].zero_()
             continue
-        if isinstance(span.rows, slice):
-            k, v = keys[span.rows], values[span.rows]
+        if views is not None and isinstance(span.rows, slice):
+            k, v = views[0][span.rows], views[1][span.rows]
         else:
-            k, v = _split_heads(cache, cache.rows.index_select(0, span.rows))
+            k, v = _read_heads(cache, span.rows)
         if end - begin == 1:
             # A lone query sees the whole span of keys that its mask leaves, so nothing is hidden in it.
             attend_single(lone[begin], k, v, softmax_scale, softcap, out[begin], None if lse is None else lse[begin])
             continue
         if queries is None:
-            queries = scale_queries(q, heads, softmax_scale)
+            queries = scale_queries(q, kv_heads, softmax_scale)
         attend_request(
             queries[begin:end],
             k,
@@ -117,23 +122,31 @@ def _span_of_one(cache: KVCache, batch: PagedBatch, mask: Mask, request: int, po
     return _Span(begin=token, end=token + 1, start=start if rows.numel() else -1, first=0, rows=rows)
 
 
-def _head_views(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-    """K [rows, kv_heads, head_dim] and V of a whole cache; a latent row is one head, its value the first part."""
-    if cache.layout.name == "latent":
-        return cache.rows.unsqueeze(1), cache.parts[0].unsqueeze(1)
-    if cache.layout.name == "kv":
-        return cache.parts[0], cache.parts[1]
-    raise LayoutError(f"paged attention reads layouts 'kv' and 'latent', not {cache.layout.name!r}")
+def _widths(layout: Layout) -> tuple[int, int, int]:
+    """KV heads, their keys' width and their values': a latent row is one head, its value the first part."""
+    if layout.name in _LATENTS:
+        return 1, sum(layout.widths), layout.widths[0]
+    if layout.name in _HEADS:
+        (kv_heads, width), (_, value_width) = layout.parts
+        return kv_heads, width, value_width
+    raise LayoutError(f"paged attention reads layouts {', '.join((*_HEADS, *_LATENTS))}, not {layout.name!r}")
 
 
-def _split_heads(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of some rows [keys, width] that were gathered."""
-    parts = cache.layout.unpack(rows)
-    return (rows.unsqueeze(1), parts[0].unsqueeze(1)) if cache.layout.name == "latent" else (parts[0], parts[1])
+def _read_heads(cache: KVCache, where: slice | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """K [rows, kv_heads, head_dim] and V of some rows, dequantised."""
+    rows = read_located(cache, where)
+    parts = cache.layout.unpack(rows, cache.scale)
+    if cache.layout.is_quantised and cache.layout.name in _LATENTS:
+        rows = torch.cat(parts, dim=1)
+        parts = rows.split(cache.layout.widths, dim=1)
+    return _split_heads(cache.layout.name, rows, parts)
 
 
-def _check_query(q: torch.Tensor, keys: torch.Tensor) -> None:
-    _, heads, width = keys.shape
+def _split_heads(name: str, rows: torch.Tensor, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return (rows.unsqueeze(1), parts[0].unsqueeze(1)) if name in _LATENTS else (parts[0], parts[1])
+
+
+def _check_query(q: torch.Tensor, heads: int, width: int) -> None:
     if q.shape[2] != width or q.shape[1] % heads:
         raise LayoutError(
             f"queries have {q.shape[1]} heads of {q.shape[2]}; the cache holds {heads} KV heads with keys of {width}, "

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from hal.common.errors import LayoutError
-from hal.common.kernels import Segment
+from hal.common.kernels import KVCache, Segment
+from hal.common.records import read_records
 
 from .attend import normalise
 from .numbers import compute_dtype
@@ -15,6 +16,7 @@ from .results import prepare_results
 
 # Bytes of gathered rows worked on at once.
 _GATHER_BYTES = 16 << 20
+_LAYOUTS = ("latent", "latent_fp8", "fp8_ds_mla", "compressed")
 
 
 def attend_rows(
@@ -57,10 +59,11 @@ def _check_segments(q: torch.Tensor, segments: Sequence[Segment], kv_lora_rank: 
     if not segments:
         raise LayoutError("no segment to attend to; give at least one, its rows all -1 where there is none")
     for i, (cache, rows, valid) in enumerate(segments):
-        if cache.layout.name != "latent" or cache.layout.width != q.shape[2] or cache.layout.widths[0] != kv_lora_rank:
+        name, widths = cache.layout.name, cache.layout.widths
+        if name not in _LAYOUTS or sum(widths) != q.shape[2] or widths[0] != kv_lora_rank:
             raise LayoutError(
-                f"segment {i} is {cache.layout.name!r} with parts {list(cache.layout.widths)}; queries of {q.shape[2]} with "
-                f"kv_lora_rank {kv_lora_rank} need 'latent' with parts {[kv_lora_rank, q.shape[2] - kv_lora_rank]}"
+                f"segment {i} is {name!r} with parts {list(widths)}; queries of {q.shape[2]} with kv_lora_rank {kv_lora_rank} "
+                f"need one of {', '.join(_LAYOUTS)} with parts {[kv_lora_rank, q.shape[2] - kv_lora_rank]}"
             )
         if rows.shape[0] != q.shape[0] or valid.shape[0] != q.shape[0]:
             raise LayoutError(
@@ -79,8 +82,7 @@ def _gather(
         rows = segment.rows[begin:end, :span]
         empty = torch.arange(span)[None, :] >= segment.valid[begin:end, None]
         # A hidden column still multiplies its value by zero, so it must hold something finite: zeros.
-        gathered = segment.cache.rows.index_select(0, rows.clamp(min=0).reshape(-1)).to(dtype)
-        gathered = gathered.unflatten(0, (end - begin, span))
+        gathered = _read_rows(segment.cache, rows.clamp(min=0).reshape(-1), dtype).unflatten(0, (end - begin, span))
         if bool(empty.any()):
             gathered.masked_fill_(empty[..., None], 0)
         keys.append(gathered)
@@ -89,3 +91,11 @@ def _gather(
         return None, None
     veil = torch.cat(hidden, dim=1)
     return torch.cat(keys, dim=1) if len(keys) > 1 else keys[0], veil if bool(veil.any()) else None
+
+
+def _read_rows(cache: KVCache, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values [n, width] of some rows, all parts end to end, dequantised."""
+    stored = read_records(cache, rows)
+    if cache.layout.is_quantised:
+        stored = torch.cat(cache.layout.unpack(stored, cache.scale), dim=1)
+    return stored.to(dtype)

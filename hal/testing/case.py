@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
@@ -94,6 +94,12 @@ class Sizes:
     def option_block_sizes(self) -> tuple[int, ...]:
         """The page sizes with which options are tried out: all, or the usual one where nothing is crossed."""
         return self.block_sizes if self.profile.crossed else (self.block_size,)
+
+    @property
+    def uncrossed(self) -> Sizes:
+        """The same sizes varied one at a time, in two dtypes: for what changes how rows are read and not what is computed."""
+        half = [name for name in self.dtypes if name != self.dtype and name.endswith("float16")][-1:]
+        return replace(self, dtypes=(self.dtype, *half), profile=replace(self.profile, crossed=False))
 
     def sweep(self, make_items: Callable[[int], Sequence[Item]]) -> Iterator[tuple[str, int, Item]]:
         """(dtype, block_size, item) for the items of every page size: all crossed, or one varied at a time.

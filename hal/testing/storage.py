@@ -10,7 +10,9 @@ import torch
 
 from hal.common.kernels import KVCache, PagedBatch
 from hal.common.layouts import Layout
+from hal.config.sizes import page_bytes
 
+from . import reference
 from .cases import BatchCase
 
 Tables = list[list[int]]
@@ -51,30 +53,40 @@ def poisoned(*shape: int, dtype: torch.dtype, device: str | torch.device = "cpu"
     return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
 
-def poisoned_cache(layout: Layout, num_pages: int, block_size: int, storage: StorageCase = TIGHT) -> KVCache:
-    """A cache in which every row is NaN, those outside its pages included."""
+def poisoned_cache(
+    layout: Layout, num_pages: int, block_size: int, storage: StorageCase = TIGHT, scale: torch.Tensor | None = None
+) -> KVCache:
+    """A cache in which every byte belongs to a NaN, those outside its pages included; scales kept outside are ones."""
     rows_per_page = block_size + storage.extra_rows
-    stride_rows = rows_per_page + storage.gap_rows
-    buffer = poisoned(num_pages * stride_rows, layout.width, dtype=torch_dtype(layout.dtype))
-    return _as_cache(buffer, layout, num_pages, block_size, rows_per_page, stride_rows)
+    page = page_bytes(layout.width, rows_per_page + storage.gap_rows, layout.page_alignment)
+    buffer = poisoned_elements(num_pages * page, torch_dtype(layout.dtype))
+    if scale is None and layout.scale_shapes:
+        scale = torch.ones(layout.scale_shapes[0])
+    strides = (page, layout.width, 1)
+    return KVCache(buffer.as_strided((num_pages, rows_per_page, layout.width), strides), layout, block_size, rows_per_page, scale)
+
+
+def poisoned_elements(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Elements that are NaN, whatever is read from them: bytes of 255 where they hold other types."""
+    return torch.full((count,), 255 if dtype is torch.uint8 else torch.nan, dtype=dtype)
+
+
+def stored_elements(cache: KVCache) -> torch.Tensor:
+    """Every element from the first page's start to the last one's end, what lies between pages included."""
+    page, row, _ = cache.storage.stride()
+    count = (cache.num_pages - 1) * page + (cache.rows_per_page - 1) * row + cache.layout.width if cache.num_pages else 0
+    return cache.storage.as_strided((max(count, 0),), (1,), cache.storage.storage_offset())
 
 
 def copy_cache(cache: KVCache, device: str) -> KVCache:
     """The cache with storage of its own on a device, strides and rows between pages included."""
-    stride = cache.page_stride
-    rows = cache.rows
-    buffer = poisoned(cache.num_pages * stride, cache.layout.width, dtype=rows.dtype)
-    buffer[: rows.shape[0]] = rows.cpu()
-    buffer = buffer.to(device)
-    return _as_cache(buffer, cache.layout, cache.num_pages, cache.block_size, cache.rows_per_page, stride)
-
-
-def _as_cache(
-    buffer: torch.Tensor, layout: Layout, num_pages: int, block_size: int, rows_per_page: int, stride_rows: int
-) -> KVCache:
-    width = layout.width
-    strides = (stride_rows * width, width, 1)
-    return KVCache(buffer.as_strided((num_pages, rows_per_page, width), strides), layout, block_size, rows_per_page)
+    page, row, _ = cache.storage.stride()
+    elements = stored_elements(cache)
+    buffer = poisoned_elements(max(cache.num_pages * page, elements.numel()), elements.dtype)
+    buffer[: elements.numel()] = elements.cpu()
+    storage = buffer.to(device).as_strided(tuple(cache.storage.shape), (page, row, 1))
+    scale = None if cache.scale is None else cache.scale.to(device)
+    return KVCache(storage, cache.layout, cache.block_size, cache.rows_per_page, scale)
 
 
 def shuffle_pages(generator: torch.Generator, lengths: Sequence[int], block_size: int) -> tuple[Tables, int]:
@@ -94,10 +106,23 @@ def table_tensor(tables: Tables, padding_columns: int = 2) -> torch.Tensor:
 
 def fill_cache(cache: KVCache, tables: Tables, lengths: Sequence[int], generator: torch.Generator) -> None:
     """Random values in the rows of the requests' tokens; every other row stays as it is."""
+    layout = cache.layout
     for table, length in zip(tables, lengths, strict=True):
         for position in range(length):
             page, offset = table[position // cache.block_size], position % cache.block_size
-            cache.storage[page, offset] = random_tensor(generator, cache.layout.width, dtype=cache.layout.dtype)
+            if layout.is_quantised:
+                reference.write_token(
+                    cache, page, offset, [random_tensor(generator, *part, dtype="float32") for part in layout.parts]
+                )
+            else:
+                cache.storage[page, offset] = random_tensor(generator, layout.width, dtype=layout.dtype)
+
+
+def random_scale(layout: Layout, generator: torch.Generator) -> torch.Tensor | None:
+    """Scales of the finest shape that the layout takes outside its rows, some of them no powers of two; None for none."""
+    if not layout.scale_shapes:
+        return None
+    return torch.rand(layout.scale_shapes[-1], generator=generator) * 0.03 + 0.01
 
 
 def build_cache(
@@ -105,7 +130,7 @@ def build_cache(
 ) -> tuple[KVCache, torch.Tensor]:
     """A cache that holds requests of these lengths and nothing else, and their block table."""
     tables, num_pages = shuffle_pages(generator, lengths, block_size)
-    cache = poisoned_cache(layout, num_pages, block_size, storage)
+    cache = poisoned_cache(layout, num_pages, block_size, storage, random_scale(layout, generator))
     fill_cache(cache, tables, lengths, generator)
     return cache, table_tensor(tables)
 

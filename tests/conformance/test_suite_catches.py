@@ -101,7 +101,7 @@ def test_an_exception_of_another_type_is_chained(device):
         def sparse_mla(self, q, segments, **kwargs):
             return super().sparse_mla(q, segments, **kwargs) if segments else [][0]
 
-    (case,) = [case for case in conformance_cases(Foreign, SMALL) if case.id == "sparse_mla-no_segments"]
+    (case,) = [case for case in conformance_cases(Foreign, SMALL) if case.id == "sparse_mla-latent-no_segments"]
     with pytest.raises(ConformanceError, match="IndexError") as caught:
         case.check(Foreign(device))
     assert isinstance(caught.value.__cause__, IndexError)
@@ -135,10 +135,10 @@ def test_the_suite_follows_the_declaration():
 def test_a_layout_without_cases_is_not_passed_over():
     class Quantised(ReferenceBackend):
         capabilities = Capabilities(
-            families=frozenset({"mla"}), dtypes=("bfloat16",), kv_layouts={"mla": ("latent", "fp8_ds_mla")}
+            families=frozenset({"mla"}), dtypes=("bfloat16",), kv_layouts={"mla": ("latent", "nvfp4_ds_mla")}
         )
 
-    with pytest.raises(NotBuiltError, match="fp8_ds_mla"):
+    with pytest.raises(NotBuiltError, match="nvfp4_ds_mla"):
         conformance_cases(Quantised)
 
 

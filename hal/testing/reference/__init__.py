@@ -1,7 +1,8 @@
 """Every kernel call in float64, one token at a time, straight from its definition; slow, and meant to be read."""
 
-from .caches import gather_rows, locate_row, read_parts, write_rows
+from .caches import gather_rows, locate_row, read_parts, write_rows, write_token
 from .compressing import compress_states
+from .encoding import decode_fp8, decode_token, encode_fp8, encode_token
 from .merging import apply_sink, merge_states
 from .paged import paged_attention
 from .pools import expand_pools
@@ -14,6 +15,10 @@ from .varlen import varlen_attention
 __all__ = [
     "apply_sink",
     "compress_states",
+    "decode_fp8",
+    "decode_token",
+    "encode_fp8",
+    "encode_token",
     "expand_pools",
     "gather_rows",
     "index_scores",
@@ -26,4 +31,5 @@ __all__ = [
     "sparse_mla",
     "varlen_attention",
     "write_rows",
+    "write_token",
 ]

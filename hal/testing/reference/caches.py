@@ -10,14 +10,19 @@ import torch
 from hal.common.errors import BatchError
 from hal.common.kernels import KVCache
 
+from .encoding import decode_token, encode_token
+
 
 def locate_row(cache: KVCache, row: int) -> tuple[int, int]:
-    """Page and offset of a row, a flat index into `cache.rows`: every page starts page_stride rows after the last."""
+    """Page and offset of a row: every page starts page_stride rows after the last."""
     return divmod(row, cache.page_stride)
 
 
 def read_parts(cache: KVCache, page: int, offset: int) -> tuple[torch.Tensor, ...]:
-    """The parts of one cached token in float64."""
+    """The parts of one cached token in float64, decoded where they are quantised."""
+    if cache.layout.is_quantised:
+        stored = _page_bytes(cache, page)[_token_bytes(cache, offset)]
+        return decode_token(cache.layout, bytes(stored.tolist()), cache.scale)
     row = cache.storage[page, offset].double()
     parts = []
     start = 0
@@ -51,8 +56,17 @@ def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor
         if slot < 0:
             continue
         page, offset = divmod(slot, cache.block_size)
-        row = torch.cat([part[token].flatten() for part in parts])
-        cache.storage[page, offset] = row.to(cache.storage.dtype)
+        write_token(cache, page, offset, [part[token] for part in parts])
+
+
+def write_token(cache: KVCache, page: int, offset: int, parts: Sequence[torch.Tensor]) -> None:
+    """One token's parts, put into a page."""
+    if cache.layout.is_quantised:
+        record = encode_token(cache.layout, parts, cache.scale)
+        _page_bytes(cache, page)[_token_bytes(cache, offset)] = torch.tensor(list(record), dtype=torch.uint8)
+        return
+    row = torch.cat([part.flatten() for part in parts])
+    cache.storage[page, offset] = row.to(cache.storage.dtype)
 
 
 def read_request(cache: KVCache, block_table: Sequence[int], seq_len: int) -> tuple[torch.Tensor, ...]:
@@ -68,3 +82,26 @@ def read_request(cache: KVCache, block_table: Sequence[int], seq_len: int) -> tu
         for part, piece in zip(parts, read_parts(cache, page, position % cache.block_size), strict=True):
             part[position] = piece
     return parts
+
+
+def _page_bytes(cache: KVCache, page: int) -> torch.Tensor:
+    """A page's bytes from its start, as a view."""
+    elements = cache.storage.stride(1) * (cache.rows_per_page - 1) + cache.layout.width
+    return cache.storage[page].as_strided((elements,), (1,)).view(torch.uint8)
+
+
+def _token_bytes(cache: KVCache, offset: int) -> torch.Tensor:
+    """Where in its page each byte of a token's record is."""
+    layout, places, start = cache.layout, [], 0
+    if len(layout.planes) == 1:
+        start = offset * cache.storage.stride(1)
+        return torch.arange(start, start + layout.width)
+    for number, piece in enumerate(layout.planes):
+        if number == 0 and layout.tile is not None:
+            tokens, width = layout.tile
+            first = offset // tokens * tokens * piece + offset % tokens * width
+            places += [first + byte // width * tokens * width + byte % width for byte in range(piece)]
+        else:
+            places += range(start + offset * piece, start + (offset + 1) * piece)
+        start += cache.block_size * piece
+    return torch.tensor(places)

@@ -12,6 +12,8 @@ from hal.common.kernels import KVCache, PagedBatch
 from .caches import read_request
 from .softmax import attend_keys, empty_result, visible_keys
 
+HEADS = ("kv", "kv_fp8")
+
 
 def paged_attention(
     q: torch.Tensor,
@@ -43,16 +45,16 @@ def paged_attention(
 def read_keys(cache: KVCache, block_table: Sequence[int], seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A request's keys and values [seq_len, kv_heads, width]; a latent row is one head's key, its first part the value."""
     first, second = read_request(cache, block_table, seq_len)
-    if cache.layout.name == "kv":
+    if cache.layout.name in HEADS:
         return first, second
     return torch.cat((first, second), dim=1)[:, None], first[:, None]
 
 
 def _value_width(cache: KVCache) -> int:
-    return cache.layout.parts[1][1] if cache.layout.name == "kv" else cache.layout.parts[0][0]
+    return cache.layout.parts[1][1] if cache.layout.name in HEADS else cache.layout.parts[0][0]
 
 
 def _check_query(q: torch.Tensor, cache: KVCache) -> None:
-    kv_heads, head_dim = cache.layout.parts[0] if cache.layout.name == "kv" else (1, cache.layout.width)
+    kv_heads, head_dim = cache.layout.parts[0] if cache.layout.name in HEADS else (1, sum(cache.layout.widths))
     if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % kv_heads:
         raise BatchError(f"q has shape {list(q.shape)}; the cache needs [tokens, a multiple of {kv_heads} heads, {head_dim}]")

@@ -35,7 +35,8 @@ def _check_segments(q: torch.Tensor, segments: Sequence[Segment]) -> None:
     if not segments:
         raise BatchError("sparse_mla got no segment; it needs at least one list of rows, which may be empty")
     for cache, rows, valid in segments:
-        if cache.layout.width != q.shape[2]:
-            raise BatchError(f"q is {q.shape[2]} wide; the cache's rows have {cache.layout.width} elements")
+        width = sum(cache.layout.widths)
+        if width != q.shape[2]:
+            raise BatchError(f"q is {q.shape[2]} wide; the cache's rows hold {width} values")
         if not rows.shape[0] == valid.shape[0] == q.shape[0]:
             raise BatchError(f"{q.shape[0]} query tokens with {rows.shape[0]} lists of rows and {valid.shape[0]} counts")

@@ -10,15 +10,14 @@ import torch
 from hal.common.backend import Backend
 from hal.common.capabilities import Capabilities
 from hal.common.errors import BackendError, BatchError, LayoutError
-from hal.common.kernels import Segment
-from hal.common.layouts import latent_layout
+from hal.common.kernels import KVCache, Segment
 from hal.common.parallel import Parallel
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import DECODE
 from hal.testing.compare import expect_error, expect_identical
-from hal.testing.storage import build_cache, copy_cache, make_generator, paged_batch, poisoned_cache, torch_dtype
+from hal.testing.storage import build_cache, copy_cache, make_generator, paged_batch, poisoned_cache, stored_elements, torch_dtype
 
-from .layouts import declared_layouts, sample_layout
+from .layouts import declared_layouts, on_device, sample_layout
 from .placement import place_of
 
 REFUSALS = (BatchError, LayoutError, BackendError)
@@ -32,10 +31,10 @@ def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
         yield _case("write_cache", f"{name}-too_few_slots", check_write_slots, name, sizes)
     for name in declared_layouts(capabilities, "attention", "mla"):
         yield _case("paged_attention", f"{name}-q_of_another_width", check_paged_width, name, sizes)
-    if "latent" in declared_layouts(capabilities, "sparse_mla", "compressed"):
-        yield _case("sparse_mla", "no_segments", check_no_segments, "latent", sizes)
-        yield _case("sparse_mla", "q_of_another_width", check_sparse_width, "latent", sizes)
-        yield _case("sparse_mla", "other_token_counts", check_sparse_tokens, "latent", sizes)
+    for name in declared_layouts(capabilities, "sparse_mla", "compressed"):
+        yield _case("sparse_mla", f"{name}-no_segments", check_no_segments, name, sizes)
+        yield _case("sparse_mla", f"{name}-q_of_another_width", check_sparse_width, name, sizes)
+        yield _case("sparse_mla", f"{name}-other_token_counts", check_sparse_tokens, name, sizes)
     yield Case(call="select_topk", id="select_topk-k_above_width", check=check_topk_width)
     if capabilities.dcp and sizes.block_size > 1:
         check = partial(check_interleave, sizes.block_size)
@@ -49,32 +48,33 @@ def _case(call: str, note: str, check: Callable[[str, Sizes, Backend], None], na
 def check_write_shapes(name: str, sizes: Sizes, backend: Backend) -> None:
     """Parts that the layout does not hold are a LayoutError."""
     where = place_of(backend)
-    cache = copy_cache(poisoned_cache(sample_layout(name, sizes.dtype, sizes.profile), 2, sizes.block_size), where)
-    before = cache.rows.clone()
-    parts = [torch.zeros(1, *part[:-1], part[-1] + 1, dtype=before.dtype, device=where) for part in cache.layout.parts]
+    cache = _poisoned(name, sizes, backend)
+    before = stored_elements(cache).clone()
+    dtype = torch_dtype(sizes.dtype)
+    parts = [torch.zeros(1, *part[:-1], part[-1] + 1, dtype=dtype, device=where) for part in cache.layout.parts]
     slot = torch.zeros(1, dtype=torch.int64, device=where)
     expect_error((LayoutError,), "parts one element too wide", lambda: backend.write_cache(cache, slot, *parts))
     expect_error((LayoutError,), "a part too few", lambda: backend.write_cache(cache, slot, *parts[1:]))
-    expect_identical(cache.rows, before, "storage after a refused write")
+    expect_identical(stored_elements(cache), before, "storage after a refused write")
 
 
 def check_write_slots(name: str, sizes: Sizes, backend: Backend) -> None:
     """As many slots as tokens."""
     where = place_of(backend)
-    cache = copy_cache(poisoned_cache(sample_layout(name, sizes.dtype, sizes.profile), 2, sizes.block_size), where)
-    before = cache.rows.clone()
-    parts = [torch.zeros(3, *part, dtype=before.dtype, device=where) for part in cache.layout.parts]
+    cache = _poisoned(name, sizes, backend)
+    before = stored_elements(cache).clone()
+    parts = [torch.zeros(3, *part, dtype=torch_dtype(sizes.dtype), device=where) for part in cache.layout.parts]
     slots = torch.zeros(2, dtype=torch.int64, device=where)
     expect_error(REFUSALS, "2 slots for 3 tokens", lambda: backend.write_cache(cache, slots, *parts))
-    expect_identical(cache.rows, before, "storage after a refused write")
+    expect_identical(stored_elements(cache), before, "storage after a refused write")
 
 
 def check_paged_width(name: str, sizes: Sizes, backend: Backend) -> None:
     """Queries as wide as the keys."""
     where = place_of(backend)
-    layout = sample_layout(name, sizes.dtype, sizes.profile)
+    layout = on_device(sample_layout(name, sizes.dtype, sizes.profile), backend)
     cache, table = build_cache(layout, DECODE.seq_lens, sizes.block_size, make_generator(name))
-    heads, width = layout.parts[0] if name == "kv" else (1, layout.width)
+    heads, width = layout.parts[0] if name in ("kv", "kv_fp8") else (1, sum(layout.widths))
     q = torch.zeros(DECODE.num_tokens, heads, width + 1, dtype=torch_dtype(sizes.dtype), device=where)
     batch = paged_batch(DECODE, table, where)
     given = copy_cache(cache, where)
@@ -91,24 +91,27 @@ def check_no_segments(name: str, sizes: Sizes, backend: Backend) -> None:
 
 def check_sparse_width(name: str, sizes: Sizes, backend: Backend) -> None:
     """Queries as wide as the rows."""
-    del name
-    _check_sparse(sizes, backend, "q one element too wide", q_width=1)
+    _check_sparse(name, sizes, backend, "q one element too wide", q_width=1)
 
 
 def check_sparse_tokens(name: str, sizes: Sizes, backend: Backend) -> None:
     """One list of rows per query."""
-    del name
-    _check_sparse(sizes, backend, "rows for 3 tokens, q for 2", tokens=1)
+    _check_sparse(name, sizes, backend, "rows for 3 tokens, q for 2", tokens=1)
 
 
-def _check_sparse(sizes: Sizes, backend: Backend, what: str, q_width: int = 0, tokens: int = 0) -> None:
+def _check_sparse(name: str, sizes: Sizes, backend: Backend, what: str, q_width: int = 0, tokens: int = 0) -> None:
     where = place_of(backend)
-    lora, rope = sizes.profile.latents[0]
-    cache = copy_cache(poisoned_cache(latent_layout(lora, rope, sizes.dtype), 2, sizes.block_size), where)
+    cache = _poisoned(name, sizes, backend)
+    widths = cache.layout.widths
     rows = torch.full((2 + tokens, sizes.topk_widths[0]), -1, dtype=torch.int32, device=where)
     segments = [Segment(cache, rows, torch.zeros(2 + tokens, dtype=torch.int32, device=where))]
-    q = torch.zeros(2, 1, lora + rope + q_width, dtype=cache.storage.dtype, device=where)
-    expect_error(REFUSALS, what, lambda: backend.sparse_mla(q, segments, kv_lora_rank=lora, softmax_scale=1.0))
+    q = torch.zeros(2, 1, sum(widths) + q_width, dtype=torch_dtype(sizes.dtype), device=where)
+    expect_error(REFUSALS, what, lambda: backend.sparse_mla(q, segments, kv_lora_rank=widths[0], softmax_scale=1.0))
+
+
+def _poisoned(name: str, sizes: Sizes, backend: Backend) -> KVCache:
+    layout = on_device(sample_layout(name, sizes.dtype, sizes.profile), backend)
+    return copy_cache(poisoned_cache(layout, 2, sizes.block_size), place_of(backend))
 
 
 def check_topk_width(backend: Backend) -> None:

@@ -16,9 +16,20 @@ from hal.common.layouts import Layout
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.compare import expect, expect_close, expect_dtype, expect_identical
-from hal.testing.storage import ROOMY, STRIDED, TIGHT, StorageCase, copy_cache, make_generator, poisoned_cache, random_tensor
+from hal.testing.storage import (
+    ROOMY,
+    STRIDED,
+    TIGHT,
+    StorageCase,
+    copy_cache,
+    make_generator,
+    poisoned_cache,
+    random_scale,
+    random_tensor,
+    stored_elements,
+)
 
-from .layouts import declared_layouts, sample_layout
+from .layouts import declared_index_layouts, declared_layouts, on_device, sample_layout
 from .placement import place_of, spread_rows
 
 PAGES = 5
@@ -38,12 +49,13 @@ class CacheCase:
     def id(self) -> str:
         """Readable, and unique within a call's cases."""
         words = (f"{self.tokens}tokens" if self.tokens != 11 else "", "strided_parts" if self.spreads_rows else "")
-        return describe(self.layout.name, self.layout.dtype, f"page{self.block_size}", self.storage.id, *words)
+        dtype = "" if self.layout.is_quantised else self.layout.dtype
+        return describe(self.layout.name, dtype, f"page{self.block_size}", self.storage.id, *words)
 
 
 def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
     """Every case of write_cache and gather_cache, for KV and index layouts."""
-    names = dict.fromkeys((*declared_layouts(capabilities, *capabilities.kv_layouts), *capabilities.index_layouts))
+    names = dict.fromkeys((*declared_layouts(capabilities, *capabilities.kv_layouts), *declared_index_layouts(capabilities)))
     for name in names:
         for spec in _specs(name, sizes):
             yield Case(call="write_cache", id=describe("write_cache", spec.id), check=partial(check_write, spec))
@@ -53,7 +65,10 @@ def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
 
 def _specs(name: str, sizes: Sizes) -> Iterator[CacheCase]:
     for dtype, block_size, storage in sizes.sweep(lambda _: (TIGHT, STRIDED)):
-        yield CacheCase(layout=sample_layout(name, dtype, sizes.profile), block_size=block_size, storage=storage)
+        layout = sample_layout(name, dtype, sizes.profile)
+        # What a quantised row holds does not depend on the type of what is computed.
+        if dtype == sizes.dtype or not layout.is_quantised:
+            yield CacheCase(layout=layout, block_size=block_size, storage=storage)
     usual = CacheCase(layout=sample_layout(name, sizes.dtype, sizes.profile), block_size=sizes.block_size, storage=ROOMY)
     yield usual
     yield replace(usual, tokens=0)
@@ -64,29 +79,35 @@ def _specs(name: str, sizes: Sizes) -> Iterator[CacheCase]:
 def check_write(case: CacheCase, backend: Backend) -> None:
     """Nothing, or ConformanceError: the named slots hold the parts bit for bit, and no other byte of the storage changed."""
     generator, where = make_generator(case.id), place_of(backend)
-    cache = poisoned_cache(case.layout, PAGES, case.block_size, case.storage)
+    cache = _make_cache(case, backend, generator)
     slots = _random_places(generator, case.tokens, PAGES * case.block_size)
     parts = _random_parts(case.layout, case.tokens, generator)
     given_cache = copy_cache(cache, where)
     given = [spread_rows(part.to(where)) if case.spreads_rows else part.to(where) for part in parts]
     backend.write_cache(given_cache, slots.to(where), *given)
     reference.write_rows(cache, slots, parts)
-    expect_identical(given_cache.rows, cache.rows, "storage after the write")
+    expect_identical(stored_elements(given_cache), stored_elements(cache), "storage after the write")
 
 
 def check_gather(case: CacheCase, backend: Backend) -> None:
     """Nothing, or ConformanceError: the parts that were written, and zeros for row -1 though every row around is NaN."""
     generator, where = make_generator(case.id), place_of(backend)
-    cache = poisoned_cache(case.layout, PAGES, case.block_size, case.storage)
+    cache = _make_cache(case, backend, generator)
     slots = _random_places(generator, min(case.tokens, PAGES * case.block_size), PAGES * case.block_size)
     reference.write_rows(cache, slots, _random_parts(case.layout, slots.numel(), generator))
     rows = torch.where(slots < 0, slots, _row_of_slot(cache, slots)).to(torch.int32)
     expected = reference.gather_rows(cache, rows)
     actual = backend.gather_cache(copy_cache(cache, where), rows.to(where))
     expect(len(actual) == len(expected), f"{len(actual)} parts came back; the layout has {len(expected)}")
+    dtype = torch.float32 if case.layout.is_quantised else cache.storage.dtype
     for number, (part, wanted) in enumerate(zip(actual, expected, strict=True)):
-        expect_dtype(part, cache.storage.dtype, f"part {number}")
-        expect_close(part, wanted, case.layout.dtype, f"part {number}")
+        expect_dtype(part, dtype, f"part {number}")
+        expect_close(part, wanted, dtype, f"part {number}")
+
+
+def _make_cache(case: CacheCase, backend: Backend, generator: torch.Generator) -> KVCache:
+    layout = on_device(case.layout, backend)
+    return poisoned_cache(layout, PAGES, case.block_size, case.storage, random_scale(layout, generator))
 
 
 def _row_of_slot(cache: KVCache, slots: torch.Tensor) -> torch.Tensor:
@@ -103,4 +124,5 @@ def _random_places(generator: torch.Generator, tokens: int, count: int) -> torch
 
 
 def _random_parts(layout: Layout, tokens: int, generator: torch.Generator) -> list[torch.Tensor]:
-    return [random_tensor(generator, tokens, prod(shape), dtype=layout.dtype).reshape(tokens, *shape) for shape in layout.parts]
+    dtype = "bfloat16" if layout.is_quantised else layout.dtype
+    return [random_tensor(generator, tokens, prod(shape), dtype=dtype).reshape(tokens, *shape) for shape in layout.parts]

@@ -11,7 +11,7 @@ import torch
 from hal.common.backend import Backend
 from hal.common.capabilities import Capabilities
 from hal.common.kernels import KVCache, PagedBatch
-from hal.common.layouts import Layout, attention_layout, latent_layout
+from hal.common.layouts import Layout
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import DECODE, MIXED, BatchCase, batches
@@ -26,18 +26,19 @@ from hal.testing.storage import (
     make_generator,
     paged_batch,
     poisoned,
+    poisoned_elements,
     random_tensor,
     torch_dtype,
 )
 
-from .layouts import declared_layouts
+from .layouts import LATENTS, declared_layouts, heads_layout, on_device, rows_layout, sizes_for
 from .placement import place_of, spread_rows, untouched
 from .results import check_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedCase:
-    """One call of paged_attention. widths: (head_dim, v_head_dim) of a `kv` cache, (lora, rope) of a `latent` one.
+    """One call of paged_attention. widths: (head_dim, v_head_dim) of a `kv` cache, (lora, rope) of latent rows.
 
     frees_pages: pages that no query sees any more are taken from the table. note: what sets the case apart in its id.
     """
@@ -72,20 +73,20 @@ class PagedCase:
     @property
     def cache_layout(self) -> Layout:
         """The layout of the cache."""
-        if self.layout == "kv":
-            return attention_layout(self.kv_heads, *self.widths, self.dtype)
-        return latent_layout(*self.widths, self.dtype)
+        if self.layout in LATENTS:
+            return rows_layout(self.layout, self.widths, self.dtype)
+        return heads_layout(self.layout, self.kv_heads, self.widths, self.dtype)
 
 
 def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
     """Every case of paged_attention that the declaration calls for."""
     for layout in declared_layouts(capabilities, "attention", "mla"):
-        for spec in _specs(layout, capabilities, sizes):
+        for spec in _specs(layout, capabilities, sizes_for(layout, sizes)):
             yield Case(call="paged_attention", id=spec.id, check=partial(check_paged, spec))
 
 
 def _specs(layout: str, capabilities: Capabilities, sizes: Sizes) -> Iterator[PagedCase]:
-    is_latent = layout == "latent"
+    is_latent = layout in LATENTS
     heads, kv_heads = (sizes.latent_heads[0], 1) if is_latent else sizes.heads[0]
     usual = PagedCase(
         layout=layout,
@@ -152,10 +153,12 @@ def _vary_options(usual: PagedCase, capabilities: Capabilities) -> Iterator[Page
 def check_paged(case: PagedCase, backend: Backend) -> None:
     """Nothing, or ConformanceError."""
     generator, where, dtype = make_generator(case.id), place_of(backend), torch_dtype(case.dtype)
-    cache, table = build_cache(case.cache_layout, case.batch.seq_lens, case.block_size, generator, case.storage)
+    cache, table = build_cache(
+        on_device(case.cache_layout, backend), case.batch.seq_lens, case.block_size, generator, case.storage
+    )
     if case.frees_pages:
         _free_pages(case, cache, table)
-    tokens, is_latent = case.batch.num_tokens, case.layout == "latent"
+    tokens, is_latent = case.batch.num_tokens, case.layout in LATENTS
     q = random_tensor(generator, tokens, case.heads, sum(case.widths) if is_latent else case.widths[0], dtype=case.dtype)
     expected = reference.paged_attention(
         q,
@@ -200,5 +203,6 @@ def _free_pages(case: PagedCase, cache: KVCache, table: torch.Tensor) -> None:
         position = seq_len - query_len
         first = max(0, position - case.window + 1) if case.window else position // (case.chunk or 1) * (case.chunk or 1)
         for column in range(first // case.block_size):
-            cache.storage[int(table[request, column])] = torch.nan
+            page = cache.storage[int(table[request, column])]
+            page.copy_(poisoned_elements(page.numel(), page.dtype).view(page.shape))
             table[request, column] = -1

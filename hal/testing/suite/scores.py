@@ -8,9 +8,7 @@ from functools import partial
 
 from hal.common.backend import Backend
 from hal.common.capabilities import Capabilities
-from hal.common.errors import NotBuiltError
 from hal.common.kernels import IndexerChunk
-from hal.common.layouts import index_layout
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import MIXED, BatchCase, batches
@@ -27,6 +25,7 @@ from hal.testing.storage import (
     random_tensor,
 )
 
+from .layouts import declared_index_layouts, keys_layout, on_device, sizes_for
 from .placement import place_of
 
 
@@ -34,6 +33,7 @@ from .placement import place_of
 class ScoreCase:
     """One call of index_scores. chunk: (first token, token after the last) where only a part of the batch is scored."""
 
+    layout: str
     dtype: str
     block_size: int
     batch: BatchCase
@@ -48,21 +48,19 @@ class ScoreCase:
         """Readable, and unique within a backend's suite."""
         run = f"tokens{self.chunk[0]}to{self.chunk[1]}" if self.chunk else ""
         page = f"page{self.block_size}"
-        return describe("index_scores", self.dtype, page, self.batch.id, self.note, run, self.storage.id)
+        return describe("index_scores", self.layout, self.dtype, page, self.batch.id, self.note, run, self.storage.id)
 
 
 def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
     """Every case of index_scores that the declaration calls for."""
-    strange = [name for name in capabilities.index_layouts if name != "indexer"]
-    if strange:
-        raise NotBuiltError(f"the conformance suite has no cases for the index layouts {', '.join(strange)} yet")
-    for spec in _specs(sizes):
-        yield Case(call="index_scores", id=spec.id, check=partial(check_scores, spec))
+    for layout in declared_index_layouts(capabilities):
+        for spec in _specs(layout, sizes_for(layout, sizes)):
+            yield Case(call="index_scores", id=spec.id, check=partial(check_scores, spec))
 
 
-def _specs(sizes: Sizes) -> Iterator[ScoreCase]:
+def _specs(layout: str, sizes: Sizes) -> Iterator[ScoreCase]:
     heads, head_dim = sizes.profile.index
-    usual = ScoreCase(dtype=sizes.dtype, block_size=sizes.block_size, batch=MIXED, heads=heads, head_dim=head_dim)
+    usual = ScoreCase(layout=layout, dtype=sizes.dtype, block_size=sizes.block_size, batch=MIXED, heads=heads, head_dim=head_dim)
     for dtype, block_size, batch in sizes.sweep(batches):
         yield replace(usual, dtype=dtype, block_size=block_size, batch=batch)
     yield from (replace(usual, heads=count, note=f"{count}heads") for count in (1, 16))
@@ -75,7 +73,7 @@ def _specs(sizes: Sizes) -> Iterator[ScoreCase]:
 def check_scores(case: ScoreCase, backend: Backend) -> None:
     """Nothing, or ConformanceError."""
     generator, where = make_generator(case.id), place_of(backend)
-    layout = index_layout(case.head_dim, case.dtype)
+    layout = on_device(keys_layout(case.layout, case.head_dim, case.dtype), backend)
     cache, table = build_cache(layout, case.batch.seq_lens, case.block_size, generator, case.storage)
     tokens = case.batch.num_tokens
     iq = random_tensor(generator, tokens, case.heads, case.head_dim, dtype=case.dtype, scale=case.head_dim**-0.5)

@@ -11,7 +11,6 @@ import torch
 from hal.common.backend import Backend
 from hal.common.capabilities import Capabilities
 from hal.common.kernels import Segment
-from hal.common.layouts import latent_layout
 from hal.common.parallel import Parallel
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
@@ -30,7 +29,7 @@ from hal.testing.storage import (
     torch_dtype,
 )
 
-from .layouts import declared_layouts
+from .layouts import declared_layouts, on_device, rows_layout, sizes_for
 from .placement import place_of, spread_rows, untouched
 from .results import check_attention
 
@@ -44,6 +43,7 @@ class SparseCase:
     segments: one "full" or "empty" per list of rows; an empty one has only -1. every second list is half as wide.
     """
 
+    layout: str
     dtype: str
     block_size: int
     batch: BatchCase
@@ -62,19 +62,24 @@ class SparseCase:
     def id(self) -> str:
         """Readable, and unique within a backend's suite."""
         page = f"page{self.block_size}"
-        return describe("sparse_mla", self.dtype, page, self.batch.id, self.note, self.storage.id)
+        return describe("sparse_mla", self.layout, self.dtype, page, self.batch.id, self.note, self.storage.id)
+
+    @property
+    def value_width(self) -> int:
+        """How much of a row is its value: the latent part, or all of a compressed row."""
+        return sum(self.latent) if self.layout == "compressed" else self.latent[0]
 
 
 def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
     """Every case of sparse_mla that the declaration calls for."""
-    if "latent" not in declared_layouts(capabilities, "sparse_mla", "compressed"):
-        return
-    for spec in _specs(capabilities, sizes):
-        yield Case(call="sparse_mla", id=spec.id, check=partial(check_sparse, spec))
+    for layout in declared_layouts(capabilities, "sparse_mla", "compressed"):
+        for spec in _specs(layout, capabilities, sizes_for(layout, sizes)):
+            yield Case(call="sparse_mla", id=spec.id, check=partial(check_sparse, spec))
 
 
-def _specs(capabilities: Capabilities, sizes: Sizes) -> Iterator[SparseCase]:
+def _specs(layout: str, capabilities: Capabilities, sizes: Sizes) -> Iterator[SparseCase]:
     usual = SparseCase(
+        layout=layout,
         dtype=sizes.dtype,
         block_size=sizes.block_size,
         batch=MIXED,
@@ -114,9 +119,9 @@ def _specs(capabilities: Capabilities, sizes: Sizes) -> Iterator[SparseCase]:
 def check_sparse(case: SparseCase, backend: Backend) -> None:
     """Nothing, or ConformanceError."""
     generator, where, dtype = make_generator(case.id), place_of(backend), torch_dtype(case.dtype)
-    lora, tokens = case.latent[0], case.batch.num_tokens
+    lora, tokens = case.value_width, case.batch.num_tokens
     q = random_tensor(generator, tokens, case.heads, sum(case.latent), dtype=case.dtype)
-    segments = [_make_segment(case, number, generator) for number in range(len(case.segments))]
+    segments = [_make_segment(case, backend, number, generator) for number in range(len(case.segments))]
     expected = reference.sparse_mla(q, segments, kv_lora_rank=lora, softmax_scale=0.2)
     given = [Segment(copy_cache(cache, where), rows.to(where), valid.to(where)) for cache, rows, valid in segments]
     out = poisoned(tokens, case.heads, lora, dtype=dtype, device=where) if case.gives_out else None
@@ -131,13 +136,13 @@ def check_sparse(case: SparseCase, backend: Backend) -> None:
 def _call(
     case: SparseCase, backend: Backend, q: torch.Tensor, segments: Sequence[Segment], out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return backend.sparse_mla(q, segments, kv_lora_rank=case.latent[0], softmax_scale=0.2, need_lse=case.need_lse, out=out)
+    return backend.sparse_mla(q, segments, kv_lora_rank=case.value_width, softmax_scale=0.2, need_lse=case.need_lse, out=out)
 
 
-def _make_segment(case: SparseCase, number: int, generator: torch.Generator) -> Segment:
+def _make_segment(case: SparseCase, backend: Backend, number: int, generator: torch.Generator) -> Segment:
     """A list of rows in a cache of its own, the others' page size doubled and width halved every second time."""
     block_size = case.block_size * (1 + number % 2)
-    layout = latent_layout(*case.latent, case.dtype)
+    layout = on_device(rows_layout(case.layout, case.latent, case.dtype), backend)
     cache, table = build_cache(layout, case.batch.seq_lens, block_size, generator, case.storage)
     topk = random_topk(case.batch, case.width, generator)
     if case.segments[number] == EMPTY:
