@@ -61,9 +61,10 @@ def _run_gather(
 def _trace_gather(
     storage: torch.Tensor, scale: torch.Tensor | None, layout: str, block_size: int, rows: torch.Tensor, backend: str | None
 ) -> list[torch.Tensor]:
-
     refuse_gradients(storage)
-    return [storage.new_empty((rows.shape[0], *part)) for part in parse_layout(layout).parts]
+    form = parse_layout(layout)
+    dtype = torch.float32 if form.is_quantised else storage.dtype
+    return [storage.new_empty((rows.shape[0], *part), dtype=dtype) for part in form.parts]
 
 
 _WRITE = define_operator(

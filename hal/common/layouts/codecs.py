@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .layout import BlockScaling, Layout
 
 _EXPONENT_BIAS = 127
+_NAN_CODE = {"e4m3fn": 0x7F, "e4m3fnuz": 0x80}
 _SMALLEST_NORMAL = 2.0**-126
 # 255 is NaN; no finite value needs a scale beyond 2**120.
 _LARGEST_SCALE_BYTE = 254
@@ -59,7 +60,10 @@ def part_scales(layout: Layout, scale: torch.Tensor) -> tuple[torch.Tensor, ...]
 def encode(values: torch.Tensor, fp8: str) -> torch.Tensor:
     """fp8 elements, rounded to nearest even, saturated at the largest magnitude that scaling aims at; NaN stays NaN."""
     largest = SCALING_MAX[fp8]
-    return values.clamp(-largest, largest).to(getattr(torch, storage_dtype(fp8)))
+    codes = values.clamp(-largest, largest).to(getattr(torch, storage_dtype(fp8)))
+    # The sign of a NaN depends on the processor, and e4m3fn would keep it.
+    codes.view(torch.uint8).masked_fill_(values.isnan(), _NAN_CODE[fp8])
+    return codes
 
 
 def record_pieces(layout: Layout) -> tuple[slice, slice, slice]:
