@@ -45,7 +45,8 @@ def plan_tensors(index: CheckpointIndex, module: PreTrainedModel, shape: ModelSh
     tied = {name: source for name, source in module.all_tied_weights_keys.items() if name != source}
     assigned: dict[str, list[str]] = defaultdict(list)
     for key, place in keys.resolved.items():
-        assigned[place.target].append(key)
+        for target in place.targets:
+            assigned[target].append(key)
     return CheckpointPlan(
         folder=index.folder,
         assigned={target: tuple(sources) for target, sources in sorted(assigned.items())},

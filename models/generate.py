@@ -58,12 +58,9 @@ def generate(
 def _prepare(model: Model, prompts: Sequence[list[int]], max_new_tokens: int, sampling: Sampling) -> list[Running]:
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise GenerationError(f"max_new_tokens is {max_new_tokens!r}; expected a whole number of at least 1")
-    vocabulary = model.plan.shape.vocab_size
     prepared = []
     for index, prompt in enumerate(prompts):
-        foreign = next((token for token in prompt if not 0 <= token < vocabulary), None)
-        if foreign is not None:
-            raise GenerationError(f"prompt {index} holds token {foreign}; the model knows 0 to {vocabulary - 1}")
+        _check_tokens(model, index, prompt)
         sequence = Running(
             prompt=index,
             tokens=list(prompt),
@@ -74,6 +71,18 @@ def _prepare(model: Model, prompts: Sequence[list[int]], max_new_tokens: int, sa
         _check_room(model, sequence)
         prepared.append(sequence)
     return prepared
+
+
+def _check_tokens(model: Model, index: int, prompt: list[int]) -> None:
+    vocabulary, media = model.plan.shape.vocab_size, model.media_tokens
+    for token in prompt:
+        if not 0 <= token < vocabulary:
+            raise GenerationError(f"prompt {index} holds token {token}; the model knows 0 to {vocabulary - 1}")
+        if token in media:
+            raise GenerationError(
+                f"prompt {index} holds token {token}, which stands for an image, video or sound ({media[token]}); hal.models "
+                "serves text prompts and would compute without what the token stands for"
+            )
 
 
 def _check_room(model: Model, sequence: Running) -> None:

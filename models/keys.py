@@ -32,6 +32,13 @@ class ResolvedKey:
     pattern: str | None
     canonical: str
     """The name before conversion: two keys that share it would fill the same place."""
+    also: tuple[str, ...] = ()
+    """Further parameters that are cut from the same tensor."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every parameter that the key fills, wholly or in part."""
+        return (self.target, *self.also)
 
 
 @dataclass(slots=True)
@@ -58,7 +65,14 @@ class KeyResolver:
         if target not in self.state:
             return None
         place = target if pattern is None else canonical.removeprefix(f"{self.module.base_model_prefix}.")
-        return ResolvedKey(source=key, target=target, pattern=pattern, canonical=place)
+        return ResolvedKey(source=key, target=target, pattern=pattern, canonical=place, also=self._siblings(target, pattern))
+
+    def _siblings(self, target: str, pattern: str | None) -> tuple[str, ...]:
+        for converter in self.converters:
+            if pattern in converter.source_patterns:
+                first, *others = converter.target_patterns
+                return tuple(name for name in (target.replace(first, other) for other in others) if name in self.state)
+        return ()
 
     def _rename(self, key: str, renamings: list[Any], converters: list[Any]) -> tuple[str, str | None]:
         return rename_source_key(key, renamings, converters, self.module.base_model_prefix, self.state)
@@ -75,7 +89,8 @@ def find_collisions(resolved: Mapping[str, ResolvedKey]) -> dict[str, tuple[str,
     parts: dict[str, list[str]] = defaultdict(list)
     for key, place in resolved.items():
         places[place.canonical].append(key)
-        (plain if place.pattern is None else parts)[place.target].append(key)
+        for target in place.targets:
+            (plain if place.pattern is None else parts)[target].append(key)
     collisions = {name: tuple(keys) for name, keys in places.items() if len(keys) > 1}
     for target in plain.keys() & parts.keys():
         collisions[target] = tuple(plain[target] + parts[target])

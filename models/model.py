@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from hal.common.batch import Batch
 from hal.common.plan import Plan
+from hal.config.media import read_media_tokens
 
 from .binding import Step
 from .generate import Generation, OnToken, generate
@@ -27,6 +28,8 @@ class Model:
 
     plan: what hal decided for it. report: how its checkpoint was read, None for a module that was handed in. module: the
     transformers model; its attention works only through this object. tokenizer: the folder's, None where it has none.
+    media_tokens: tokens that stand for an image, video or sound, and the config's fields that say so; prompts with one are
+    refused, because only the text part of a composite model is served.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Model:
         self.attention = attention
         self.report = report
         self.tokenizer = tokenizer
+        self.media_tokens = read_media_tokens(module.config)
         self._step = step
         self._takes_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=module.device)
@@ -93,8 +97,8 @@ class Model:
 
         prompts: texts, where the folder has a tokenizer, or token ids. eos_token_ids: where to stop, by default as the
         model's generation config says. on_token is called with (prompt index, token id) as tokens come.
-        GenerationError: an empty prompt, one that is too long, a setting out of range. CapacityError: the page pool cannot
-        hold one of the prompts; the text says how many pages would do.
+        GenerationError: an empty prompt, one that is too long or holds media, a setting out of range. CapacityError: the
+        page pool cannot hold one of the prompts; the text says how many pages would do.
         """
         sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
         stops = self.eos_token_ids if eos_token_ids is None else frozenset(eos_token_ids)

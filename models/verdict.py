@@ -18,7 +18,7 @@ class CheckpointPlan:
 
     folder: Path
     assigned: Mapping[str, tuple[str, ...]]
-    """Parameter -> the checkpoint keys it is made of."""
+    """Parameter -> the checkpoint keys it is made of; parameters cut from one tensor share its key."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Key -> why it is not a parameter: old mask buffers and buffers that are recomputed."""
     unused: Mapping[str, str] = field(default_factory=dict)

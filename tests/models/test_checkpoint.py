@@ -13,8 +13,9 @@ from hal.common.limits import Limits
 from hal.config import HalError
 from hal.models import CheckpointError, CheckpointPlan, UnsupportedModelError, load, plan_checkpoint
 
-from . import folders, oracle, tiny
+from . import composites, folders, oracle, tiny
 
+EVERY = tiny.FAMILIES | composites.COMPOSITES
 LIMITS = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)
 TOKENS = list(range(3, 25))
 
@@ -41,9 +42,9 @@ def assert_loads_as(folder: Path, module: PreTrainedModel) -> CheckpointPlan:
     return plan
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_a_saved_model_is_planned_complete_and_loaded_the_same(family: str, tmp_path: Path) -> None:
-    module = tiny.build(tiny.FAMILIES[family]())
+    module = tiny.build(EVERY[family]())
     keys = folders.save(module, tmp_path)
     plan = assert_loads_as(tmp_path, module)
     assert plan.is_complete

@@ -6,15 +6,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from . import oracle, tiny
+from . import composites, oracle, tiny
 
 LENGTHS = (5, 33, 1, 18)
 TOLERANCE = 2e-5
+EVERY = tiny.FAMILIES | composites.COMPOSITES
 
 
-@pytest.fixture(scope="module", params=tiny.FAMILIES)
+@pytest.fixture(scope="module", params=EVERY)
 def module(request: pytest.FixtureRequest) -> PreTrainedModel:
-    return tiny.build(tiny.FAMILIES[request.param]())
+    return tiny.build(EVERY[request.param]())
 
 
 @pytest.fixture(scope="module", params=[16, 64], ids="page{}".format)

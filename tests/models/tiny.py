@@ -87,13 +87,64 @@ def glm_moe_dsa() -> PreTrainedConfig:
     return transformers.GlmMoeDsaConfig(**kwargs)
 
 
-def llava() -> PreTrainedConfig:
-    vision = transformers.CLIPVisionConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
+def qwen3() -> PreTrainedConfig:
+    return transformers.Qwen3Config(
+        **COMMON, num_key_value_heads=2, head_dim=24, use_sliding_window=True, sliding_window=12, max_window_layers=1
     )
-    return transformers.LlavaConfig(
-        text_config=deepseek_v32(), vision_config=vision, image_token_index=127, tie_word_embeddings=False
+
+
+def qwen3_moe() -> PreTrainedConfig:
+    return transformers.Qwen3MoeConfig(
+        **COMMON, num_key_value_heads=2, head_dim=24, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32
     )
+
+
+def gemma3_text() -> PreTrainedConfig:
+    return transformers.Gemma3TextConfig(
+        **COMMON,
+        num_key_value_heads=2,
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        sliding_window=12,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    )
+
+
+def phi3() -> PreTrainedConfig:
+    return transformers.Phi3Config(**COMMON, num_key_value_heads=2, sliding_window=12)
+
+
+def phi3_longrope() -> PreTrainedConfig:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 128,
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "long_factor": [2.0 + 0.5 * i for i in range(8)],
+    }
+    return transformers.Phi3Config(
+        **COMMON, num_key_value_heads=2, original_max_position_embeddings=128, rope_parameters=rope, sliding_window=None
+    )
+
+
+def deepseek_v2() -> PreTrainedConfig:
+    return transformers.DeepseekV2Config(**LATENT, topk_method="group_limited_greedy")
+
+
+def deepseek_v2_lite() -> PreTrainedConfig:
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 64,
+    }
+    plain = {"q_lora_rank": None, "n_group": 1, "topk_method": "greedy", "rope_parameters": rope}
+    return transformers.DeepseekV2Config(**(LATENT | plain))
 
 
 FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -105,7 +156,13 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "deepseek-v3": deepseek_v3,
     "deepseek-v32": deepseek_v32,
     "glm-dsa-shared": glm_moe_dsa,
-    "llava-v32": llava,
+    "qwen3-window": qwen3,
+    "qwen3-moe": qwen3_moe,
+    "gemma3-text": gemma3_text,
+    "phi3-window": phi3,
+    "phi3-longrope": phi3_longrope,
+    "deepseek-v2": deepseek_v2,
+    "deepseek-v2-lite-yarn": deepseek_v2_lite,
 }
 
 
