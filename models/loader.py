@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from pathlib import Path
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from .keys import conversions
 from .verdict import CheckpointPlan
 
 SMALLEST_PORTION = 16 * 2**20
+NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
+"""transformers' switch; it has no argument for it."""
 
 
 def load_weights(
@@ -45,53 +47,75 @@ def load_weights(
         dtype_plan=module._get_dtype_plan(dtype),
         weight_mapping=conversions(module),
     )
-    with ExitStack() as files, quiet_transformers():
-        info = _load_in_passes(module, index, plan, config, files, progress)
+    with quiet_transformers(), _reading_in_turn(device):
+        info = _load_in_portions(module, index, plan, config, progress)
         _check_against_plan(info, plan)
         module._finalize_model_loading(module, config, info)
     _check_nothing_left(module)
     return _note_untied(module, plan)
 
 
-def _load_in_passes(
-    module: PreTrainedModel,
-    index: CheckpointIndex,
-    plan: CheckpointPlan,
-    config: LoadStateDictConfig,
-    files: ExitStack,
-    progress: bool,
+@contextmanager
+def _reading_in_turn(device: torch.device) -> Iterator[None]:
+    """transformers' reading threads off for the block where the weights stay in host memory.
+
+    Each thread allocates from an arena of its own, which keeps the room of tensors that were merged and dropped.
+    """
+    before = os.environ.get(NO_THREADS)
+    if device.type == "cpu":
+        os.environ[NO_THREADS] = "1"
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[NO_THREADS] = before
+        else:
+            os.environ.pop(NO_THREADS, None)
+
+
+def _load_in_portions(
+    module: PreTrainedModel, index: CheckpointIndex, plan: CheckpointPlan, config: LoadStateDictConfig, progress: bool
 ) -> Any:
-    # transformers reads everything that it is handed ahead of use; small portions bound what is held twice.
-    handles = {file: files.enter_context(safe_open(file, framework="pt")) for file in _files(index, plan)}
-    bar = files.enter_context(_progress_bar(progress))
-    task = bar.add_task("Loading weights", total=sum(_bytes(index, keys) for keys in plan.assigned.values()))
+    portions = _split(index, plan)
     merged: Any = None
-    for keys in _portions(index, plan):
-        slices = {plan.renamed.get(key, key): handles[index.tensors[key].file].get_slice(key) for key in keys}
-        info, _ = convert_and_load_state_dict_in_model(module, slices, config)
-        merged = info if merged is None else _merge(merged, info)
-        bar.advance(task, _bytes(index, keys))
+    with _progress_bar(progress) as bar:
+        task = bar.add_task("Loading weights", total=sum(_bytes(index, keys) for keys in portions))
+        for keys in portions:
+            info = _load_portion(module, index, plan, config, keys)
+            merged = info if merged is None else _merge(merged, info)
+            bar.advance(task, _bytes(index, keys))
     return merged
 
 
-def _portions(index: CheckpointIndex, plan: CheckpointPlan) -> Iterator[list[str]]:
-    total = sum(_bytes(index, keys) for keys in plan.assigned.values())
-    enough = max(SMALLEST_PORTION, total // 20)
-    portion: list[str] = []
-    for keys in plan.assigned.values():
-        portion += keys
-        if _bytes(index, portion) >= enough:
-            yield portion
-            portion = []
-    yield portion
+def _load_portion(
+    module: PreTrainedModel, index: CheckpointIndex, plan: CheckpointPlan, config: LoadStateDictConfig, keys: Sequence[str]
+) -> Any:
+    # A file's pages stay with the process for as long as it is open, so each portion opens its own.
+    with ExitStack() as files:
+        paths = dict.fromkeys(index.tensors[key].file for key in keys)
+        handles = {path: files.enter_context(safe_open(path, framework="pt")) for path in paths}
+        slices = {plan.renamed.get(key, key): handles[index.tensors[key].file].get_slice(key) for key in keys}
+        return convert_and_load_state_dict_in_model(module, slices, config)[0]
+
+
+def _split(index: CheckpointIndex, plan: CheckpointPlan) -> list[list[str]]:
+    """The keys in portions, those of one parameter together.
+
+    transformers holds all that it is handed in one call, and up to twice what it merges into one parameter. Small portions
+    bound the first; the largest parameters go first, while little else is loaded.
+    """
+    groups = sorted(dict.fromkeys(plan.assigned.values()), key=lambda keys: _bytes(index, keys), reverse=True)
+    enough = max(SMALLEST_PORTION, sum(_bytes(index, keys) for keys in groups) // 20)
+    portions: list[list[str]] = [[]]
+    for keys in groups:
+        if _bytes(index, portions[-1]) >= enough:
+            portions.append([])
+        portions[-1] += keys
+    return portions
 
 
 def _bytes(index: CheckpointIndex, keys: Iterable[str]) -> int:
     return sum(index.tensors[key].num_bytes for key in keys)
-
-
-def _files(index: CheckpointIndex, plan: CheckpointPlan) -> set[Path]:
-    return {index.tensors[key].file for keys in plan.assigned.values() for key in keys}
 
 
 def _merge(first: Any, second: Any) -> Any:

@@ -1,0 +1,58 @@
+"""How weights are read: little at a time, and nothing of the process changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from hal.common.limits import Limits
+from hal.models import load, loader
+
+from . import folders, tiny
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "loading.py"
+LIMITS = Limits(max_model_len=16, max_num_seqs=1, max_num_batched_tokens=16, block_size=16)
+WIDE_EXPERTS = {
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_experts": 12,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from Linux's /proc")
+def test_merging_and_widening_experts_takes_little_more_than_the_model(tmp_path: Path) -> None:
+    config = transformers.Qwen3MoeConfig(**(tiny.COMMON | WIDE_EXPERTS), num_key_value_heads=2)
+    tiny.build(config).to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="40MB")
+    command = [sys.executable, str(BENCHMARK), "hal", str(tmp_path), "float32"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(BENCHMARK.parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["peaks"][0] / figures["model"] < 1.2
+
+
+def test_the_reading_switch_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders.save(tiny.build(tiny.llama()), tmp_path)
+    seen = []
+    convert = loader.convert_and_load_state_dict_in_model
+    monkeypatch.setattr(
+        loader,
+        "convert_and_load_state_dict_in_model",
+        lambda *args: seen.append(os.environ.get(loader.NO_THREADS)) or convert(*args),
+    )
+    for before in (None, "0"):
+        monkeypatch.delenv(loader.NO_THREADS, raising=False)
+        if before is not None:
+            monkeypatch.setenv(loader.NO_THREADS, before)
+        load(tmp_path, device="cpu", limits=LIMITS, progress=False)
+        assert os.environ.get(loader.NO_THREADS) == before
+    assert seen == ["1", "1"]
