@@ -173,6 +173,12 @@ def _select(tokens: int) -> Callable[[], Any]:
     return lambda: ops.select_topk(random(tokens, 7), lengths, 3, 4)
 
 
+def _expand(tokens: int) -> Callable[[], Any]:
+    topk = torch.tensor([[1, -1], [0, 2], [-1, -1], [2, 1]], dtype=torch.int32)[:tokens]
+    lengths = torch.tensor([7, 6, 0, 5], dtype=torch.int32)[:tokens]
+    return lambda: ops.expand_pools(topk, lengths, 2, 6)
+
+
 def _rows(tokens: int) -> Callable[[], Any]:
     topk = torch.tensor([[0, 6, -1], [9, 2, -1], [-1, -1, -1], [4, 5, 6]], dtype=torch.int32)[:tokens]
     request, batch = torch.tensor([0, 0, 1, 1], dtype=torch.int32)[:tokens], make_batch(tokens)
@@ -226,6 +232,7 @@ SAMPLES = (
     Sample(id="index_scores", make=_scores),
     Sample(id="index_scores-chunk", make=_chunk_scores),
     Sample(id="select_topk", make=_select),
+    Sample(id="expand_pools-topk", make=_expand),
     Sample(id="rows_from_topk", make=_rows),
     Sample(id="merge_states", make=_merge),
     Sample(id="apply_sink", make=_sink),

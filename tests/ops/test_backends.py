@@ -17,9 +17,8 @@ from hal import ops
 from hal.common.backend import Backend
 from hal.common.kernels import KVCache, PagedBatch
 from hal.common.registry import backends
-from hal.ops import caches, choosing, merging, scores
+from hal.ops import caches, merging, scores
 from hal.ops.calls import find_calls
-from hal.testing import ReferenceBackend
 
 from .samples import INDEX, KV, LATENT, PAGE, make_batch, make_cache, random, record, samples
 
@@ -65,15 +64,6 @@ def test_a_backend_of_another_platform_is_refused_with_those_that_serve_the_devi
 def test_a_backend_that_is_not_written_is_refused(name: str) -> None:
     with pytest.raises(hal.BackendError, match="not written"):
         paged(name)
-
-
-def test_an_operator_makes_the_call_with_what_the_caller_gave(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = ReferenceBackend(find_calls("cpu", CPU).device)
-    monkeypatch.setattr(choosing, "find_calls", lambda *_: calls)
-    topk, lengths = torch.tensor([[1, -1]], dtype=torch.int32), torch.tensor([7], dtype=torch.int32)
-    expanded = ops.expand_pools(topk, lengths, 2, 6)
-    torch.testing.assert_close(expanded, calls.expand_pools(topk, lengths, 2, 6))
-    torch.library.opcheck(torch.ops.hal.expand_pools.default, (topk, lengths, 2, 6, None))
 
 
 def test_a_result_that_is_an_input_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

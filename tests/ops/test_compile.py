@@ -124,6 +124,17 @@ def test_a_block_is_one_graph_for_every_token_count(block: Any, run: Any, compil
         assert counters["inductor"]["possibly_missed_reinplacing_opportunities"] == 0
 
 
+@pytest.mark.parametrize(
+    ("block", "run"), [(AttentionBlock, run_attention), (SparseBlock, run_sparse)], ids=["attention", "sparse_mla"]
+)
+def test_a_step_without_a_token_compiles(block: Any, run: Any) -> None:
+    eager = block()
+    compiled = torch.compile(eager, fullgraph=True, dynamic=True, backend="aot_eager")
+    for ours, theirs in zip(run(compiled, 0), run(eager, 0), strict=True):
+        assert ours.shape == theirs.shape
+        assert torch.equal(ours, theirs)
+
+
 def test_a_call_that_would_need_a_backward_is_refused_when_it_is_traced() -> None:
     torch._dynamo.reset()
     block = AttentionBlock()
