@@ -96,7 +96,8 @@ def apply_sink(run: Callable[[Launch], None], out: torch.Tensor, lse: torch.Tens
     """out with its sink, in a new tensor; an empty row stays 0."""
     out = dense_rows(out)
     result = out.new_empty(out.shape)
-    run(sink_launch(out, lse, sink.contiguous(), result))
+    # An engine may keep sinks in any float type; a launch has one.
+    run(sink_launch(out, lse, sink.float().contiguous(), result))
     return result
 
 

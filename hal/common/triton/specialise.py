@@ -167,7 +167,7 @@ def _result_launches(dtype: str, heads: int, width: int, has_sink: bool) -> Iter
     yield join_launch(parts, parts_lse, out, lse)
     yield merge_launch(out, lse, out, lse, out, lse)
     if has_sink:
-        yield sink_launch(out, lse, stand_in(dtype, heads), out)
+        yield sink_launch(out, lse, stand_in("float32", heads), out)
 
 
 def _cache(layout: Layout) -> StandIn:
