@@ -61,6 +61,7 @@ def plan_buffers(
         Buffer(name="block tables", shape=(2 * max(1, num_groups), requests, width), dtype="int32"),
     ]
     buffers += _choice_buffers(shape, limits)
+    buffers += _row_buffers(shape, limits)
     latent = [layer for layer in shape.layers if layer.mla is not None]
     if latent:
         # Dense layers gather whole contexts; with indexers alone, a context of every request's choice is enough.
@@ -77,18 +78,33 @@ def plan_buffers(
 
 def _choice_buffers(shape: ModelShape, limits: Limits) -> list[Buffer]:
     """What indexers write; ValueError where the cap on scores does not hold one token's."""
-    indexers = [layer.indexer for layer in shape.layers if layer.indexer is not None]
-    if not indexers:
+    choosing = [layer for layer in shape.layers if layer.indexer is not None]
+    if not choosing:
         return []
+    indexers = [layer.indexer for layer in choosing if layer.indexer is not None]
     tokens = limits.max_num_batched_tokens
-    one_token = limits.max_model_len * 4
-    if limits.max_logits_bytes < one_token:
+    keys = limits.max_model_len // min(layer.tokens_per_index_key for layer in choosing)
+    if limits.max_logits_bytes < keys * 4:
         raise InputError(
             f"max_logits_bytes is {limits.max_logits_bytes}; the index scores of one token over max_model_len "
-            f"{limits.max_model_len} take {one_token}"
+            f"{limits.max_model_len} take {keys * 4}"
         )
     widths = sorted({indexer.width for indexer in indexers})
     names = ["top-k"] if len(widths) == 1 else [f"top-k of {width}" for width in widths]
     buffers = [Buffer(name=name, shape=(tokens, width), dtype="int32") for name, width in zip(names, widths, strict=True)]
-    scores = min(limits.max_logits_bytes // 4, tokens * limits.max_model_len)
+    pools = max((indexer.topk // indexer.pool for indexer in indexers if indexer.pool > 1), default=0)
+    if pools:
+        buffers.append(Buffer(name="chosen pools", shape=(tokens, pools), dtype="int32", transient=True))
+    scores = min(limits.max_logits_bytes // 4, tokens * max(1, keys))
     return [*buffers, Buffer(name="index scores", shape=(scores,), dtype="float32", transient=True)]
+
+
+def _row_buffers(shape: ModelShape, limits: Limits) -> list[Buffer]:
+    """The rows that a step's compressed layers attend to: each window, and all entries where no indexer picks them."""
+    layers = [layer for layer in shape.layers if layer.kind == "compressed"]
+    longest = limits.max_model_len
+    windows = {min(layer.window or longest, longest) for layer in layers}
+    everything = {longest // layer.compress_ratio for layer in layers if layer.compress_ratio and layer.indexer is None}
+    width = sum(windows) + sum(everything)
+    rows = Buffer(name="compressed rows", shape=(limits.max_num_batched_tokens, width), dtype="int32", transient=True)
+    return [rows] if layers else []

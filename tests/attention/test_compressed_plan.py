@@ -143,3 +143,14 @@ def test_pooled_index_keys_share_rows() -> None:
 def test_layers_that_read_entries_keep_none() -> None:
     specs = planned(model(*layers()), hal.Limits(96, 6, 64, block_size=8)).cache_specs()
     assert [spec.part for spec in specs if spec.layer_id == 3] == ["kv"]
+
+
+def test_buffers_count_in_rows() -> None:
+    buffers = {buffer.name: buffer for buffer in planned().buffers}
+    assert buffers["top-k"].shape == (512, 512)
+    assert buffers["compressed rows"].shape == (512, 128 + 4096 // 128)
+    # A query of the longest request scores an entry per four tokens.
+    assert buffers["index scores"].shape == (512 * 1024,)
+    assert planned(limits=replace(LIMITS, max_logits_bytes=4096)).limits.max_logits_bytes == 4096
+    with pytest.raises(hal.InputError, match="4095"):
+        planned(limits=replace(LIMITS, max_logits_bytes=4095))
