@@ -15,18 +15,20 @@ from .interface import AttentionCall
 
 if TYPE_CHECKING:
     from hal.common.attention import Attention
+    from hal.common.compressor import Compressor
     from hal.common.kernels import IndexInputs
     from hal.common.step import StepMetadata
 
 
 @dataclass(slots=True)
 class Step:
-    """The step that a model is computing; one object per model, shared by its bindings. index holds the products of the
-    indexer that ran last, until its layer's attention takes them."""
+    """The step that a model is computing; one object per model, shared by its bindings. index and compressor hold the
+    products of the indexer and the compressor that ran last, until their layer's attention takes them."""
 
     attention: Attention | None = None
     metadata: StepMetadata | None = None
     index: IndexInputs | None = None
+    compressor: Compressor | None = None
 
     def current(self) -> tuple[Attention, StepMetadata]:
         """The open attention and this step's metadata; UnsupportedModelError outside of a step."""
@@ -40,6 +42,15 @@ class Step:
         """The waiting indexer products, once."""
         index, self.index = self.index, None
         return index
+
+    def take_compressor(self) -> Compressor | None:
+        """The waiting compressor products, once."""
+        compressor, self.compressor = self.compressor, None
+        return compressor
+
+    def end(self) -> None:
+        """Leave the step, with nothing of it waiting."""
+        self.metadata = self.index = self.compressor = None
 
 
 def by_token(heads_first: torch.Tensor) -> torch.Tensor:
@@ -87,6 +98,31 @@ class LatentBinding:
             q_rope,
             key[0, 0],
             value[0, 0],
+            metadata,
+            index=self.step.take_index(),
+            sink=sink,
+        )
+        return out.unsqueeze(0)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedBinding:
+    """Serves compressed layers: key and value are one shared row per token, entries come from the tapped compressor."""
+
+    layer: LayerShape
+    step: Step
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
+        """See interface.Binding."""
+        sink = check_call(self.layer, module, call)
+        attention, metadata = self.step.current()
+        out = attention.attend_compressed(
+            self.layer.layer_id,
+            by_token(query),
+            key[0, 0] if self.layer.owns_kv else None,
+            self.step.take_compressor(),
             metadata,
             index=self.step.take_index(),
             sink=sink,

@@ -76,6 +76,9 @@ class EmptyKeys(torch.Tensor):
             return cls.make(result, products, keys.scale)
         if func in SCALINGS and isinstance(args[1], float | int):
             return cls.make(result, products, keys.scale * args[1])
+        if func in SCALINGS and products.is_rectified and keys is args[0] and args[1].shape[-1:] == (1,):
+            products.weights = args[1].squeeze(-1) * keys.scale
+            return result
         if func in RESHAPES:
             return cls.make(result, products, keys.scale)
         raise UnsupportedModelError(
@@ -100,23 +103,32 @@ def tap_indexer(indexer: torch.nn.Module, layer: LayerShape, shape: IndexerShape
 
     UnsupportedModelError if the indexer holds another top-k than the config gave, or scores in an unknown way.
     """
-    held = getattr(indexer, "index_topk", shape.topk)
-    if held != shape.topk:
-        raise UnsupportedModelError(
-            f"layer {layer.layer_id} ({type(indexer).__name__}) holds index_topk={held}, its config says {shape.topk}"
-        )
+    check_topk(indexer, layer, shape)
     forward = indexer.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
         cache = KeepingCache()
         chosen = forward(*args, **(kwargs | {"past_key_values": cache}))
-        step.index = _read_products(cache.products, indexer, layer, shape)
+        q, weights = read_products(cache.products, indexer, layer, shape)
+        step.index = IndexInputs(q, cache.products.k[0], weights) if cache.products is not None else None
         return chosen
 
     indexer.forward = run
 
 
-def _read_products(products: Products | None, indexer: torch.nn.Module, layer: LayerShape, shape: IndexerShape) -> IndexInputs:
+def check_topk(indexer: torch.nn.Module, layer: LayerShape, shape: IndexerShape) -> None:
+    """Nothing, or UnsupportedModelError if the indexer holds another top-k than the config gave."""
+    held = getattr(indexer, "index_topk", shape.topk)
+    if held != shape.topk:
+        raise UnsupportedModelError(
+            f"layer {layer.layer_id} ({type(indexer).__name__}) holds index_topk={held}, its config says {shape.topk}"
+        )
+
+
+def read_products(
+    products: Products | None, indexer: torch.nn.Module, layer: LayerShape, shape: IndexerShape
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [tokens, heads, dim] in the keys' type and weights [tokens, heads]; UnsupportedModelError where a run showed others."""
     if products is None or products.q is None or products.weights is None:
         raise UnsupportedModelError(
             f"layer {layer.layer_id} ({type(indexer).__name__}) did not score its keys through the cache it was given"
@@ -128,4 +140,4 @@ def _read_products(products: Products | None, indexer: torch.nn.Module, layer: L
             f"{list(weights.shape)}; its config says [tokens, {shape.num_heads}, {shape.head_dim}]"
         )
     # transformers widens the queries before it multiplies; back in the keys' type they are what they were.
-    return IndexInputs(q.to(products.k.dtype), products.k[0], weights)
+    return q.to(products.k.dtype), weights

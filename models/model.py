@@ -50,6 +50,8 @@ class Model:
         self.media_tokens = read_media_tokens(module.config)
         self._step = step
         self._takes_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        # Modules that append entries to their keys widen a narrower mask; one as wide as the keys is left alone.
+        self._has_entries = any(layer.kind == "compressed" for layer in plan.shape.layers)
         self._mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=module.device)
 
     def forward(self, input_ids: torch.Tensor, batch: Batch, rows: Sequence[int] | None = None) -> torch.Tensor:
@@ -73,12 +75,12 @@ class Model:
                 output = self.module(
                     input_ids=input_ids.to(device).unsqueeze(0),
                     position_ids=metadata.positions[:tokens].unsqueeze(0),
-                    attention_mask=self._mask.expand(1, 1, tokens, 1),
+                    attention_mask=self._mask.expand(1, 1, tokens, tokens if self._has_entries else 1),
                     use_cache=False,
                     **keywords,
                 )
         finally:
-            step.metadata = step.index = None
+            step.end()
         logits: torch.Tensor = output.logits[0]
         return logits if keep is None or self._takes_rows else logits[keep]
 

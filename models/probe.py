@@ -9,11 +9,12 @@ from transformers import PreTrainedModel
 
 from hal.config import LayerShape, ModelShape
 
-from .binding import DenseBinding, LatentBinding, Step
+from .binding import CompressedBinding, DenseBinding, LatentBinding, Step
 from .checks import check_first_call
+from .compressor import tap_compressor
 from .errors import UnsupportedModelError
 from .indexer import tap_indexer
-from .interface import BINDING, AttentionCall
+from .interface import BINDING, AttentionCall, Binding
 from .latent import patch_expand, split_up_projection
 
 
@@ -35,11 +36,15 @@ class ProbeBinding:
             raise UnsupportedModelError(f"layer {layer.layer_id} ({type(module).__name__}) attends twice in one step")
         _check_widths(layer, module, query, key, value)
         owns_index = layer.indexer is not None and layer.indexer.owns
-        if (self.step.take_index() is not None) != owns_index:
-            raise UnsupportedModelError(
-                f"layer {layer.layer_id} ({type(module).__name__}) {'did not run' if owns_index else 'ran'} an indexer, "
-                f"but its config gives it {'one' if owns_index else 'none'} of its own"
-            )
+        for what, ran, owned in (
+            ("an indexer", self.step.take_index() is not None, owns_index),
+            ("a compressor", self.step.take_compressor() is not None, layer.owns_entries),
+        ):
+            if ran != owned:
+                raise UnsupportedModelError(
+                    f"layer {layer.layer_id} ({type(module).__name__}) {'did not run' if owned else 'ran'} {what}, "
+                    f"but its config gives it {'one' if owned else 'none'} of its own"
+                )
         self.seen[layer.layer_id] = module
         return query.new_zeros((1, query.shape[2], query.shape[1], layer.v_head_dim))
 
@@ -86,12 +91,17 @@ def _patch(child: torch.nn.Module, layer: LayerShape, step: Step) -> None:
     expands = hasattr(child, "expand_kv")
     if expands and layer.mla is not None:
         patch_expand(child)
+    compressor = getattr(child, "compressor", None)
+    if isinstance(compressor, torch.nn.Module) and layer.owns_entries:
+        tap_compressor(compressor, layer, step)
     indexer = getattr(child, "indexer", None)
     if isinstance(indexer, torch.nn.Module) and layer.indexer is not None:
         tap_indexer(indexer, layer, layer.indexer, step)
 
 
-def _bind(layer: LayerShape, step: Step) -> DenseBinding | LatentBinding:
+def _bind(layer: LayerShape, step: Step) -> Binding:
+    if layer.kind == "compressed":
+        return CompressedBinding(layer, step)
     return DenseBinding(layer, step) if layer.mla is None else LatentBinding(layer, layer.mla, step)
 
 

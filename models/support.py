@@ -35,8 +35,8 @@ def check_supported(module: PreTrainedModel, shape: ModelShape) -> None:
 def _why_not(layer: LayerShape) -> str:
     if layer.kind == "none":
         return "it is not an attention layer (linear attention, convolution or state space); its state cannot be paged yet"
-    if layer.kind == "compressed":
-        return "compressed attention is not built yet in hal.models"
+    if layer.compress_ratio and not layer.owns_entries:
+        return "it reads the compressed entries of another layer, which is not built yet in hal.models"
     if layer.kind == "cross":
         return "cross-attention inside a decoder is not served"
     if layer.position_bias is not None:

@@ -250,16 +250,6 @@ def test_a_layer_that_never_calls_the_function_is_refused() -> None:
         attach(module)
 
 
-def test_compressed_attention_says_that_it_is_not_built() -> None:
-    config = transformers.DeepseekV4Config(
-        vocab_size=64, hidden_size=64, moe_intermediate_size=32, num_hidden_layers=4, num_attention_heads=4, head_dim=32,
-        qk_rope_head_dim=8, q_lora_rank=48, n_routed_experts=8, num_experts_per_tok=2, hc_mult=2, hc_sinkhorn_iters=4,
-        num_hash_layers=1, sliding_window=16, o_groups=2, o_lora_rank=16, index_n_heads=16, index_head_dim=16, index_topk=4,
-    )  # fmt: skip
-    with pytest.raises(HalError):
-        attach(build_plain(config))
-
-
 @pytest.mark.parametrize(
     ("kind", "extra"), [("dynamic", {}), ("longrope", {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8})]
 )

@@ -87,6 +87,36 @@ def glm_moe_dsa() -> PreTrainedConfig:
     return transformers.GlmMoeDsaConfig(**kwargs)
 
 
+def deepseek_v4() -> PreTrainedConfig:
+    return transformers.DeepseekV4Config(
+        **(COMMON | {"num_hidden_layers": 4}),
+        num_key_value_heads=1,
+        head_dim=32,
+        qk_rope_head_dim=8,
+        q_lora_rank=48,
+        moe_intermediate_size=32,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        hc_mult=2,
+        hc_sinkhorn_iters=4,
+        num_hash_layers=1,
+        sliding_window=16,
+        o_groups=2,
+        o_lora_rank=16,
+        index_n_heads=16,
+        index_head_dim=16,
+        index_topk=4,
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        layer_types=[
+            "sliding_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+        ],
+        tie_word_embeddings=False,
+    )
+
+
 def qwen3() -> PreTrainedConfig:
     return transformers.Qwen3Config(
         **COMMON, num_key_value_heads=2, head_dim=24, use_sliding_window=True, sliding_window=12, max_window_layers=1
@@ -156,6 +186,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "deepseek-v3": deepseek_v3,
     "deepseek-v32": deepseek_v32,
     "glm-dsa-shared": glm_moe_dsa,
+    "deepseek-v4": deepseek_v4,
     "qwen3-window": qwen3,
     "qwen3-moe": qwen3_moe,
     "gemma3-text": gemma3_text,
@@ -178,4 +209,7 @@ def build(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
                 parameter.normal_(0.0, 0.08)
             elif "sinks" in name or name.endswith("bias"):
                 parameter.normal_(0.0, 0.5)
+        for name, buffer in module.named_buffers():
+            if name.endswith("tid2eid"):
+                buffer.random_(0, config.n_routed_experts)
     return module.eval()
