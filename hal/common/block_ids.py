@@ -74,6 +74,11 @@ def first_columns(first_positions: Ints, window: int | None, tokens_per_page: in
     return first
 
 
+def first_column(first_position: int, window: int | None, tokens_per_page: int) -> int:
+    """The same for one request."""
+    return 0 if window is None else max(0, first_position - (window - 1)) // tokens_per_page
+
+
 def holds_strangers(table: Ints, columns: int, num_blocks: int) -> bool:
     """Whether any id in the first columns of a table int32 [requests, columns] is none of num_blocks pages: a quick look."""
     # Seen as unsigned, a negative id is larger than any page.
