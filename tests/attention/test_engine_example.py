@@ -97,7 +97,7 @@ def test_each_prompt_gets_the_tokens_that_it_gets_alone(module: Any, alone: list
         counts += engine.counts
     assert counts["pages behind windows"] > 100
     assert counts["shared tokens"] > 40
-    assert counts["preemptions"] > 10 or num_tokens > 128
+    assert counts["preemptions"] >= 5 or num_tokens > 128
 
 
 @pytest.mark.parametrize("seed", range(2))
