@@ -142,13 +142,20 @@ def layer_inputs(engine: Engine, layer: LayerShape, step: Step) -> dict[str, Any
     }
 
 
+def stored(engine: Engine, key: Any, rows: torch.Tensor) -> torch.Tensor:
+    """What a cache gives back of rows [n, width], float64."""
+    layout = engine.attention.caches[key].layout
+    wide = rows if layout.dtype == "float64" else rows.float()
+    return layout.unpack(layout.pack(wide.split(layout.widths, dim=1)))[0].double()
+
+
 def choose(engine: Engine, layer: LayerShape, index: hal.IndexInputs, step: Step) -> list[list[int]]:
     """The entries that each token's indexer picks."""
     assert isinstance(index.k, hal.Compressor)
     found = []
     for token, (name, position) in enumerate(engine.tokens(step)):
         count = (position + 1) // layer.compress_ratio
-        keys = entries(engine, name, (layer.layer_id, 2), index.k, count, groups=2)
+        keys = stored(engine, (layer.layer_id, "index"), entries(engine, name, (layer.layer_id, 2), index.k, count, groups=2))
         found.append(oracle.best_keys(index.q[token], index.weights[token], keys, layer.indexer.topk))
     return found
 
@@ -158,10 +165,11 @@ def visible_keys(
 ) -> torch.Tensor:
     """The rows [keys, width] that a token attends to: its window's, then the entries."""
     kv = engine.requests[name].history((layer.layer_id, "kv"))[max(0, position + 1 - layer.window) : position + 1]
+    kv = stored(engine, layer.layer_id, kv)
     if not layer.compress_ratio:
         return kv
     source = layer.entry_source
     groups = 2 if engine.shape.layer(source).indexer is not None else 1
     count = (position + 1) // layer.compress_ratio
-    rows = entries(engine, name, (source, 1), made[source], count, groups)
+    rows = stored(engine, (source, "entries"), entries(engine, name, (source, 1), made[source], count, groups))
     return torch.cat([kv, rows if chosen is None else rows[chosen]])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import hal
 
 from . import compressed_run as run
-from .engine import Engine, snapshot, unchanged
+from .engine import Engine, Running, snapshot, unchanged
 from .histories import BOUNDED, HISTORIES
 from .shapes import model
 from .test_device_batches import on_device
@@ -46,6 +46,76 @@ def test_every_type(dtype: str) -> None:
     engine = make_engine(dtype)
     for step in [((0, 17), (1, 3)), ((1, 1), (0, 1)), ((0, 1), (1, 30)), ((2, 9), (0, 2), (1, 1))]:
         run.run_step(engine, step)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantised_caches(dtype: str) -> None:
+    """Rows and entries of 584-byte records, index keys in fp8, each held against what its codec gives back."""
+    engine = make_engine(dtype, kv_layout="compressed")
+    names = {group.part: group.layout.name for group in engine.plan.groups}
+    assert names == {
+        "kv": "compressed",
+        "entries": "compressed",
+        "index": "indexer_fp8",
+        "state": "state",
+        "index_state": "state",
+    }
+    for step in [((0, 17), (1, 3)), ((1, 1), (0, 1)), ((0, 1), (1, 30)), ((2, 9), (0, 2), (1, 1))]:
+        run.run_step(engine, step)
+
+
+def test_tokens_that_a_draft_lost_are_written_again() -> None:
+    """A request falls back behind entries that it had closed; what comes next does not see them until they are new."""
+    engine = make_engine(num_spec_tokens=3)
+    for counts, lost in (((13,), 0), ((4, 4), 3), ((4,), 4), ((2,), 1), ((4, 1), 0), ((4,), 2), ((17,), 0)):
+        for count in counts:
+            run.run_step(engine, ((0, count),))
+        if lost:
+            forget(engine, 0, lost)
+
+
+def forget(engine: Engine, name: int, count: int) -> None:
+    """The request without its last tokens; the caches stay as they are."""
+    running = engine.requests[name]
+    running.length -= count
+    running.cached = {key: [torch.cat(pieces)[: running.length]] for key, pieces in running.cached.items()}
+
+
+def test_a_shared_prefix_carries_its_states() -> None:
+    """A second request starts from the first one's full pages: its groups begin with states that it never wrote."""
+    engine = make_engine()
+    run.run_step(engine, ((0, 21),))
+    first = engine.requests[0]
+    engine.requests[1] = Running(
+        length=16,
+        pages=engine.attention.pages.share(first.pages[:2]),
+        cached={key: [torch.cat(pieces)[:16]] for key, pieces in first.cached.items()},
+    )
+    for step in [((1, 2),), ((1, 1), (0, 3)), ((1, 9), (0, 1))]:
+        run.run_step(engine, step)
+
+
+def test_an_engines_own_memory() -> None:
+    """Bound storage whose pages lie further apart than they are long gives what hal's own pools give."""
+    plan = make_engine().plan
+    storage = {
+        spec.key: torch.zeros(64, 2 * spec.rows_per_page, spec.layout.width, dtype=getattr(torch, spec.layout.dtype))
+        for spec in plan.cache_specs()
+    }
+    bound = plan.bind({spec.key: storage[spec.key][:, : spec.rows_per_page] for spec in plan.cache_specs()})
+    engine, length = make_engine(), 0
+    for count in (19, 1, 5):
+        length += count
+        batch = engine.schedule(((0, count),))
+        own, theirs = engine.attention.build(batch), bound.build(batch)
+        for layer_id, arguments in random_inputs(count, seed=length).items():
+            torch.testing.assert_close(
+                bound.attend_compressed(layer_id, metadata=theirs, **arguments),
+                engine.attention.attend_compressed(layer_id, metadata=own, **arguments),
+            )
+    wrong = {spec.key: storage[spec.key] for spec in plan.cache_specs()} | {(1, "entries"): torch.zeros(64, 1, run.WIDTH)}
+    with pytest.raises(hal.LayoutError, match="entries"):
+        plan.bind(wrong)
 
 
 def test_an_entry_is_the_same_however_its_tokens_come() -> None:
