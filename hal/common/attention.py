@@ -136,6 +136,19 @@ class Attention:
         """
         return self._builder.lost_pages
 
+    @property
+    def lost_choices(self) -> int:
+        """Ids handed over as topk, so far, at or past the number of keys that their token sees: nobody attends there.
+
+        As for lost_tokens, but that HAL_DEBUG=1 makes the layer's call raise.
+        """
+        return int(self._topk.lost_choices)
+
+    @property
+    def nan_scores(self) -> int:
+        """Tokens, so far, with a NaN among their index scores: such a key comes last. As for lost_choices."""
+        return int(self._topk.nan_scores)
+
     def warm_up(self) -> None:
         """Compile every launch of the plan's list; nothing to do where no launch compiles."""
         self._warmup.warm_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import gt
 from typing import Any
 
 import torch
@@ -87,16 +88,45 @@ def make_device_batch(
             raise BatchError(f"{name} has {len(values)} entries; the step has {requests} requests")
     if num_decodes is not None and not 0 <= num_decodes <= requests:
         raise BatchError(f"num_decodes is {num_decodes}; expected 0 to {requests}")
+    queries = None if query_lens is None else tuple(query_lens)
+    longest = None if seq_lens_upper is None else tuple(seq_lens_upper)
+    _check_host_lengths(sizes, queries, longest)
     return DeviceBatch(
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
         block_tables=tables,
         slot_mapping=slots,
         num_decodes=num_decodes,
-        query_lens=None if query_lens is None else tuple(query_lens),
-        seq_lens_upper=None if seq_lens_upper is None else tuple(seq_lens_upper),
+        query_lens=queries,
+        seq_lens_upper=longest,
         **sizes,
     )
+
+
+def _check_host_lengths(
+    sizes: Mapping[str, int], query_lens: tuple[int, ...] | None, seq_lens_upper: tuple[int, ...] | None
+) -> None:
+    """Nothing, or BatchError where what the host says of the lengths does not add up."""
+    for name, value in sizes.items():
+        if value < 0:
+            raise BatchError(f"{name} is {value}; expected at least 0")
+    tokens, longest_query, longest = (sizes[name] for name in ("num_tokens", "max_query_len", "max_seq_len"))
+    if query_lens:
+        total, least, most = sum(query_lens), min(query_lens), max(query_lens)
+        if least < 0 or total > tokens or most > longest_query:
+            raise BatchError(
+                f"query_lens are {least} to {most}, {total} together; expected 0 to max_query_len = {longest_query}, and "
+                f"together at most num_tokens = {tokens}"
+            )
+    if seq_lens_upper and (min(seq_lens_upper) < 0 or max(seq_lens_upper) > longest):
+        least, most = min(seq_lens_upper), max(seq_lens_upper)
+        raise BatchError(f"seq_lens_upper are {least} to {most}; expected 0 to max_seq_len = {longest}")
+    if query_lens and seq_lens_upper and any(map(gt, query_lens, seq_lens_upper)):
+        request = list(map(gt, query_lens, seq_lens_upper)).index(True)
+        raise BatchError(
+            f"request {request} has {query_lens[request]} new tokens and seq_lens_upper {seq_lens_upper[request]}, which "
+            "includes them"
+        )
 
 
 def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, device: torch.device) -> None:

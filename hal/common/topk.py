@@ -9,6 +9,7 @@ import torch
 from hal.config import LayerShape
 
 from .errors import BatchError
+from .findings import Finding
 from .kernels import IndexInputs, KVCache
 from .parallel import Parallel
 from .score import score_chunk
@@ -22,6 +23,7 @@ class TopkState:
     """A buffer int32 [max tokens, width] per width, in execution order, written by an owner and read by the layers that share.
 
     is_explicit: the latest choice was handed over, so that it may leave out keys of a request shorter than topk.
+    nan_scores: tokens with a NaN among their scores. lost_choices: handed-over ids past what their token may see.
 
     Cache rows are converted once per choice and page geometry, since layers of one cache group share their block table.
     """
@@ -31,6 +33,7 @@ class TopkState:
         widths = {layer.indexer.width for layer in plan.shape.layers if layer.indexer is not None}
         self._buffers = {width: torch.full((tokens, width), -1, dtype=torch.int32, device=torch_device) for width in widths}
         self.is_explicit = False
+        self.nan_scores, self.lost_choices = Finding(torch_device), Finding(torch_device)
         self._steps: dict[int, int] = {}
         self._rows: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -58,6 +61,7 @@ class TopkState:
                 tokens = phase.tokens
                 scores = score_chunk(kernels, queries[tokens], weights[tokens], cache, batch, phase.req_id, chunk)
                 span = slice(chunk.token_start, chunk.token_stop)
+                self._count_nan(layer, metadata, tokens.start + chunk.token_start, scores)
                 chosen[span] = kernels("select_topk")(scores, bounds[span], each.topk, picked.shape[1], deterministic=True)
             if is_pooled:
                 buffer[phase.tokens] = kernels("expand_pools")(chosen, phase.key_bounds, indexer.pool, indexer.width)
@@ -70,7 +74,9 @@ class TopkState:
         chosen = topk[: metadata.num_tokens] if order is None else topk.index_select(0, order)
         for phase in metadata.phases:
             ids = chosen[phase.tokens]
-            buffer[phase.tokens] = torch.where(ids < phase.key_bounds[:, None], ids, ids.new_full((), -1))
+            is_foreign = ids >= phase.key_bounds[:, None]
+            self._count_foreign(layer, metadata, phase, ids, is_foreign)
+            buffer[phase.tokens] = torch.where(is_foreign, ids.new_full((), -1), ids)
 
     def check(self, layer: LayerShape, metadata: StepMetadata) -> None:
         """Nothing, or BatchError where no layer has chosen in this step yet."""
@@ -100,10 +106,33 @@ class TopkState:
             )
         return self._rows[key]
 
+    def _count_nan(self, layer: LayerShape, metadata: StepMetadata, first_token: int, scores: torch.Tensor) -> None:
+        def describe(index: tuple[int, ...]) -> str:
+            token = _engine_token(metadata, first_token + index[0])
+            return f"layer {layer.layer_id}: the index scores of token {token} hold NaN; look at its index queries and weights"
+
+        # The largest of some values is NaN where one of them is.
+        self.nan_scores.add(scores.amax(dim=1).isnan(), describe)
+
+    def _count_foreign(
+        self, layer: LayerShape, metadata: StepMetadata, phase: Phase, ids: torch.Tensor, is_foreign: torch.Tensor
+    ) -> None:
+        def describe(index: tuple[int, ...]) -> str:
+            token = _engine_token(metadata, phase.tokens.start + index[0])
+            bound = int(phase.key_bounds[index[0]])
+            return f"layer {layer.layer_id}: token {token} is to attend to key {int(ids[index])}; it sees keys 0 to {bound - 1}"
+
+        self.lost_choices.add(is_foreign, describe)
+
     def _renew(self, width: int, metadata: StepMetadata) -> torch.Tensor:
         self._steps[width] = metadata.step_id
         self._rows = {key: rows for key, rows in self._rows.items() if key[0] != width}
         return self._buffers[width]
+
+
+def _engine_token(metadata: StepMetadata, token: int) -> int:
+    """The engine's index of an executed token."""
+    return token if metadata.token_order is None else int(metadata.token_order[token])
 
 
 def _indexer(layer: LayerShape) -> Any:

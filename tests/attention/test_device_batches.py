@@ -121,15 +121,55 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "slot_type": ({"slot_mapping": torch.zeros(3, dtype=torch.int32)}, "int64"),
     "decodes": ({"num_decodes": 4}, "num_decodes is 4"),
     "lengths": ({"query_lens": [1]}, "query_lens has 1"),
+    "too_many_requests": ({"num_decodes": None, "more": 6}, "9 requests"),
+    "negative_tokens": ({"num_tokens": -1, "slot_mapping": None}, "num_tokens is -1"),
+    "more_new_tokens": ({"query_lens": [1, 2, 1]}, "query_lens are 1 to 2, 4 together.*num_tokens = 3"),
+    "longer_query": ({"query_lens": [0, 3, 0]}, "query_lens are 0 to 3.*max_query_len = 1"),
+    "negative_query": ({"query_lens": [1, -1, 1]}, "query_lens are -1 to 1"),
+    "longer_request": ({"seq_lens_upper": [5, 10, 1]}, "seq_lens_upper are 1 to 10.*max_seq_len = 9"),
+    "shorter_than_new": (
+        {"query_lens": [1, 1, 1], "seq_lens_upper": [5, 9, 0]},
+        "request 2 has 1 new tokens and seq_lens_upper 0",
+    ),
+    "length_type": ({"seq_lens": torch.tensor([5, 9, 1])}, r"seq_lens is torch.int64 .*torch.int32 \[3\]"),
+    "starts_type": ({"query_start_loc": torch.arange(4)}, "query_start_loc is torch.int64"),
+    "starts_count": ({"query_start_loc": torch.arange(3, dtype=torch.int32)}, r"query_start_loc .*\[3\].*\[4\]"),
+    "table_type": ({"block_tables": torch.zeros(3, 16)}, "block_tables is torch.float32"),
+    "table_rows": ({"block_tables": torch.zeros(2, 16, dtype=torch.int32)}, r"block_tables .*\[2, 16\].*\[3, 16\]"),
+    "tables": ({"block_tables": [torch.zeros(3, 16, dtype=torch.int32)] * 3}, "3 block tables; expected one, or one per"),
+    "slots_and_tables": ({"slot_mapping": [torch.zeros(3, dtype=torch.int64)] * 2}, "1 block tables and 2 slot mappings"),
+    "devices": ({"seq_lens": torch.zeros(3, dtype=torch.int32, device="meta")}, "lie on .*cpu.*meta"),
+    "device": ({"everything": "meta"}, "the batch lies on meta, the plan runs on cpu"),
 }
 
 
+def refused(changes: dict[str, Any]) -> Any:
+    """The good batch of three decodes with some arguments changed; more: requests beside them; everything: on a device."""
+    more, device = changes.pop("more", 0), changes.pop("everything", "cpu")
+    queries, lengths = [1] * (3 + more), [5, 9, 1] + [1] * more
+    arguments = {
+        "query_start_loc": torch.tensor(np.cumsum([0, *queries]), dtype=torch.int32, device=device),
+        "seq_lens": torch.tensor(lengths, dtype=torch.int32, device=device),
+        "block_tables": torch.zeros(3 + more, 16, dtype=torch.int32, device=device),
+        "num_tokens": sum(queries),
+        "max_query_len": 1,
+        "max_seq_len": 9,
+    }
+    return hal.Batch.from_device(**(arguments | changes))
+
+
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_host_can_see_is_refused(name: str) -> None:
+def test_what_the_host_can_see_is_refused_before_anything_is_written(name: str) -> None:
     changes, words = REFUSED[name]
     attention = hal.plan(model(gqa()), "cpu", limits=LIMITS, dtype="float64").open(BLOCKS)
+    metadata = attention.build(refused({}))
+    slots, step, free = metadata.slot_mapping.clone(), metadata.step_id, attention.pages.num_free
     with pytest.raises(hal.BatchError, match=words):
-        attention.build(on_device([1, 1, 1], [5, 9, 1], make_tables(3), "bounds", **changes))
+        attention.build(refused(dict(changes)))
+    assert torch.equal(metadata.slot_mapping, slots)
+    assert not any(bool(cache.storage.any()) for cache in attention.caches.values())
+    assert attention.pages.num_free == free
+    assert attention.build(refused({})).step_id == step + 1
 
 
 def test_a_table_that_is_too_narrow_is_refused() -> None:
