@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING
 
 from .errors import LayoutError
@@ -79,12 +81,18 @@ class KVCache:
             )
         stride = page // row if self.num_pages and row else self.rows_per_page
         count = (self.num_pages - 1) * stride + self.rows_per_page if self.num_pages else 0
-        flat = self.storage.as_strided((count, self.layout.width), (row, 1), self.storage.storage_offset())
+        start = self.storage.storage_offset()
+        is_tight = self.block_size == self.rows_per_page
         object.__setattr__(self, "page_stride", stride)
-        object.__setattr__(self, "rows", flat)
-        object.__setattr__(self, "planes", (self.storage[:, : self.block_size],))
+        object.__setattr__(self, "rows", self.storage.as_strided((count, self.layout.width), (row, 1), start))
+        object.__setattr__(self, "planes", (self.storage if is_tight else self.storage[:, : self.block_size],))
         if self.layout.blocks is None:
-            object.__setattr__(self, "parts", self.layout.split(flat))
+            # One view each, and not a split: an operator makes its cache anew for every call.
+            parts = [
+                self.storage.as_strided((count, *part), (row, *strides), start + first)
+                for part, strides, first in _locate_parts(self.layout.parts)
+            ]
+            object.__setattr__(self, "parts", tuple(parts))
 
     def _see_as_planes(self) -> None:
         """Set page_stride, here the rows of a page, and planes; rows and parts stay unset, since no view has them."""
@@ -107,3 +115,11 @@ class KVCache:
         )
         object.__setattr__(self, "page_stride", self.rows_per_page)
         object.__setattr__(self, "planes", planes)
+
+
+@cache
+def _locate_parts(parts: tuple[tuple[int, ...], ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]:
+    """Each part's shape, its dense strides and where in a row it starts."""
+    starts = accumulate(map(prod, parts), initial=0)
+    strides = [tuple(prod(part[axis + 1 :]) for axis in range(len(part))) for part in parts]
+    return tuple(zip(parts, strides, starts, strict=False))

@@ -21,3 +21,8 @@ def value_width(layout: str) -> int:
     """Elements of one head's value: the last part's where a token has heads, else the first part's."""
     parts = parse_layout(layout).parts
     return parts[-1][-1] if len(parts[-1]) > 1 else parts[0][0]
+
+
+def part_dtype(layout: str, storage: torch.Tensor) -> torch.dtype:
+    """The type of a cache's parts when they are read: the storage's, and fp32 where it holds them quantised."""
+    return torch.float32 if parse_layout(layout).is_quantised else storage.dtype

@@ -9,9 +9,10 @@ import torch
 from hal.common.kernels import KVCache
 from hal.common.layout_text import parse_layout
 
-from .cache_form import CACHE, read_cache
+from .cache_form import CACHE, part_dtype, read_cache
 from .calls import find_calls
 from .registration import define_operator, refuse_gradients
+from .results import settle
 
 
 def write_cache(cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor, backend: str | None = None) -> None:
@@ -54,8 +55,12 @@ def _run_gather(
 ) -> list[torch.Tensor]:
     refuse_gradients(storage)
     parts = find_calls(backend, storage.device).gather_cache(read_cache(storage, scale, layout, block_size), rows)
+    dtype = part_dtype(layout, storage)
     # Parts of one row are views of the same rows; an operator's results share no memory.
-    return [part.contiguous() if len(parts) == 1 else part.clone(memory_format=torch.contiguous_format) for part in parts]
+    return [
+        settle(part, dtype) if len(parts) == 1 else part.to(dtype, memory_format=torch.contiguous_format, copy=True)
+        for part in parts
+    ]
 
 
 def _trace_gather(

@@ -13,8 +13,20 @@ from hal import ops
 from hal.common.cache_parts import state_layout
 from hal.common.compressor import Compressor
 from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
-from hal.common.layouts import Layout, attention_layout, index_layout, latent_layout
+from hal.common.layouts import (
+    Layout,
+    attention_fp8_layout,
+    attention_layout,
+    compressed_layout,
+    fp8_ds_mla_layout,
+    index_fp8_layout,
+    index_layout,
+    latent_fp8_layout,
+    latent_layout,
+)
+from hal.common.opened import kernels
 from hal.common.parallel import Parallel
+from hal.config.dtypes import item_size
 
 HEADS, WIDTH, PAGE, LORA, ROPE = 4, 8, 4, 8, 4
 
@@ -61,10 +73,14 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def make_cache(layout: Layout, pages: int = 5, gap: int = 0) -> KVCache:
-    """A filled cache, its pages `gap` rows further apart than they are long."""
-    dtype = getattr(torch, layout.dtype)
-    storage = random(pages, PAGE + gap, layout.width, dtype=dtype)[:, :PAGE]
-    return KVCache(storage, layout, PAGE, PAGE)
+    """A cache filled with what the layout makes of random values, its pages `gap` rows further apart than they need be."""
+    elements = layout.page_bytes(PAGE) // item_size(layout.dtype) + gap * layout.width
+    storage = torch.zeros(pages * elements, dtype=getattr(torch, layout.dtype))
+    scale = torch.full(layout.scale_shapes[0], 0.01) if layout.scale_shapes else None
+    cache = KVCache(storage.as_strided((pages, PAGE, layout.width), (elements, layout.width, 1)), layout, PAGE, PAGE, scale)
+    parts = [random(pages * PAGE, *part) for part in layout.parts]
+    kernels("cpu").write_cache(cache, torch.arange(pages * PAGE), *parts)
+    return cache
 
 
 def make_batch(tokens: int) -> PagedBatch:
@@ -92,6 +108,11 @@ def spaced(view: torch.Tensor) -> torch.Tensor:
 KV = attention_layout(2, WIDTH, WIDTH + 2, "float32")
 LATENT = latent_layout(LORA, ROPE, "float32")
 INDEX = index_layout(WIDTH, "float32")
+KV_FP8 = attention_fp8_layout(2, WIDTH, WIDTH + 2)
+LATENT_FP8 = latent_fp8_layout(LORA, ROPE)
+RECORDS = fp8_ds_mla_layout(LORA, ROPE)
+INDEX_FP8 = index_fp8_layout(WIDTH)
+COMPRESSED = compressed_layout(LORA + ROPE, ROPE)
 
 
 def _write(layout: Layout, gap: int = 0) -> Callable[[int], Callable[[], Any]]:
@@ -112,7 +133,7 @@ def _gather(layout: Layout) -> Callable[[int], Callable[[], Any]]:
 
 
 def _paged(layout: Layout, gap: int = 0, is_given: bool = False, **keywords: Any) -> Callable[[int], Callable[[], Any]]:
-    key, value = (layout.parts[0][1], layout.parts[1][1]) if layout.name == "kv" else (layout.width, layout.widths[0])
+    key, value = (layout.parts[0][1], layout.parts[1][1]) if layout.name.startswith("kv") else (layout.width, layout.widths[0])
 
     def make(tokens: int) -> Callable[[], Any]:
         q = spaced(random(tokens, 2 * HEADS, key)[:, :HEADS])
@@ -145,21 +166,25 @@ def _selected(tokens: int) -> Callable[[], Any]:
     return _varlen(selected=selected, first_key=torch.zeros(1, dtype=torch.int32))(tokens)
 
 
-def _sparse(segments: int, is_given: bool = False, **keywords: Any) -> Callable[[int], Callable[[], Any]]:
+def _sparse(*layouts: Layout, is_given: bool = False, **keywords: Any) -> Callable[[int], Callable[[], Any]]:
     def make(tokens: int) -> Callable[[], Any]:
-        q, cache = random(tokens, HEADS, LATENT.width), make_cache(LATENT)
+        q = random(tokens, HEADS, LORA + ROPE)
         rows = torch.tensor([[4, 9, -1]], dtype=torch.int32).repeat(tokens, 1)
         valid = torch.full((tokens,), 2, dtype=torch.int32)
-        out = out_like(tokens, LORA) if is_given else None
-        lists = [Segment(cache, rows + i * (rows >= 0), valid) for i in range(segments)]
-        return lambda: ops.sparse_mla(q, lists, kv_lora_rank=LORA, softmax_scale=0.3, out=out, **keywords)
+        out_width = sum(layouts[0].parts[0])
+        out = out_like(tokens, out_width) if is_given else None
+        lists = [Segment(make_cache(layout), rows, valid) for layout in layouts]
+        return lambda: ops.sparse_mla(q, lists, kv_lora_rank=out_width, softmax_scale=0.3, out=out, **keywords)
 
     return make
 
 
-def _scores(tokens: int) -> Callable[[], Any]:
-    iq, weights = random(tokens, 2, WIDTH), random(tokens, 2)
-    return lambda: ops.index_scores(iq, weights, make_cache(INDEX), make_batch(tokens))
+def _scores(layout: Layout) -> Callable[[int], Callable[[], Any]]:
+    def make(tokens: int) -> Callable[[], Any]:
+        iq, weights = random(tokens, 2, WIDTH), random(tokens, 2)
+        return lambda: ops.index_scores(iq, weights, make_cache(layout), make_batch(tokens))
+
+    return make
 
 
 def _chunk_scores(tokens: int) -> Callable[[], Any]:
@@ -213,11 +238,17 @@ def _sink(tokens: int) -> Callable[[], Any]:
 SAMPLES = (
     Sample(id="write_cache-kv", make=_write(KV)),
     Sample(id="write_cache-latent-strided_pages", make=_write(LATENT, gap=2)),
+    Sample(id="write_cache-kv_fp8", make=_write(KV_FP8)),
+    Sample(id="write_cache-compressed", make=_write(COMPRESSED)),
     Sample(id="gather_cache-kv", make=_gather(KV)),
+    Sample(id="gather_cache-latent_fp8", make=_gather(LATENT_FP8)),
+    Sample(id="gather_cache-indexer_fp8", make=_gather(INDEX_FP8)),
     Sample(id="gather_cache-indexer", make=_gather(INDEX)),
     Sample(id="paged_attention-kv", make=_paged(KV, window=3, softcap=2.0)),
     Sample(id="paged_attention-kv-strided_pages-lse", make=_paged(KV, gap=3, need_lse=True)),
     Sample(id="paged_attention-latent-out", make=_paged(LATENT, is_given=True, chunk=4)),
+    Sample(id="paged_attention-kv_fp8-lse", make=_paged(KV_FP8, need_lse=True)),
+    Sample(id="paged_attention-latent_fp8", make=_paged(LATENT_FP8)),
     Sample(id="paged_attention-kv-out-lse", make=_paged(KV, is_given=True, need_lse=True, causal=False)),
     Sample(id="paged_attention-key_ranges", make=_ranges),
     Sample(id="varlen_attention", make=_varlen()),
@@ -225,11 +256,12 @@ SAMPLES = (
     Sample(id="varlen_attention-lse", make=_varlen(need_lse=True, window=2)),
     Sample(id="varlen_attention-out", make=_varlen(is_given=True)),
     Sample(id="varlen_attention-out-lse", make=_varlen(is_given=True, need_lse=True)),
-    Sample(id="sparse_mla", make=_sparse(1)),
-    Sample(id="sparse_mla-two_segments-lse", make=_sparse(2, need_lse=True)),
-    Sample(id="sparse_mla-two_segments-out", make=_sparse(2, is_given=True)),
-    Sample(id="sparse_mla-out-lse", make=_sparse(1, is_given=True, need_lse=True)),
-    Sample(id="index_scores", make=_scores),
+    Sample(id="sparse_mla", make=_sparse(LATENT)),
+    Sample(id="sparse_mla-two_segments-lse", make=_sparse(LATENT, RECORDS, need_lse=True)),
+    Sample(id="sparse_mla-two_segments-out", make=_sparse(LATENT, LATENT_FP8, is_given=True)),
+    Sample(id="sparse_mla-out-lse", make=_sparse(COMPRESSED, is_given=True, need_lse=True)),
+    Sample(id="index_scores", make=_scores(INDEX)),
+    Sample(id="index_scores-fp8_keys", make=_scores(INDEX_FP8)),
     Sample(id="index_scores-chunk", make=_chunk_scores),
     Sample(id="select_topk", make=_select),
     Sample(id="expand_pools-topk", make=_expand),
