@@ -18,7 +18,9 @@ import hal
 from hal import ops
 from hal.common.layouts import attention_layout, index_layout, latent_layout
 
-PAGE, CALLS, ROUNDS = 16, 200, 25
+PAGE, CALLS, ROUNDS = 16, 10, 500
+"""Rounds are short, so that some of them meet no other process."""
+
 Call = Callable[[Any], object]
 
 
