@@ -120,7 +120,7 @@ def enable_generate_batch(module: PreTrainedModel, *, backend: str | None = None
 def _check_layer(module: PreTrainedModel, layer: LayerShape) -> None:
     """Nothing, or UnsupportedModelError for a layer that transformers' paged cache or one varlen call cannot hold."""
     reasons = {
-        "it is a latent (MLA) layer, which that cache does not hold": layer.mla is not None,
+        f"it is of kind {layer.kind}, and that cache holds keys and values per head": layer.kind != "attention",
         f"its keys are {layer.head_dim} wide and its values {layer.v_head_dim}": layer.head_dim != layer.v_head_dim,
         f"it attends in chunks of {layer.chunk}": layer.chunk is not None,
         f"it reads the keys of layer {layer.kv_source}": not layer.owns_kv,

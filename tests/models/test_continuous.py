@@ -13,7 +13,7 @@ from hal.models import UnsupportedModelError, attach, enable_generate_batch
 from hal.models.continuous import ContinuousBinding
 from hal.models.interface import BINDING
 
-from . import oracle, tiny
+from . import composites, oracle, tiny
 
 LENGTHS = [5, 31, 2, 17]
 NEW_TOKENS = 12
@@ -53,17 +53,18 @@ def test_the_tokens_are_those_of_transformers_own_attention(
     assert len(calls) >= NEW_TOKENS * ours.config.num_hidden_layers
 
 
-def test_each_prompt_gets_the_tokens_it_gets_alone() -> None:
-    together = run(enable_generate_batch(tiny.build(tiny.llama())), max_batch_tokens=16)
-    alone = attach(tiny.build(tiny.llama()))
+@pytest.mark.parametrize("config", [tiny.llama, tiny.gemma2, tiny.qwen3], ids=["llama", "gemma2-softcap", "qwen3"])
+def test_each_prompt_gets_the_tokens_it_gets_alone(config: Callable[[], PreTrainedConfig]) -> None:
+    together = run(enable_generate_batch(tiny.build(config())), max_batch_tokens=16)
+    alone = attach(tiny.build(config()))
     for prompt, tokens in zip(oracle.random_prompts(LENGTHS, seed=3), together, strict=True):
         assert list(alone.generate([prompt], NEW_TOKENS, eos_token_ids=())[0].tokens) == tokens
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
-    [(tiny.deepseek_v3, "latent"), (tiny.llava, "latent")],
-    ids=["mla", "composite-mla"],
+    [(tiny.deepseek_v3, "of kind mla"), (composites.llava_v32, "of kind mla"), (tiny.deepseek_v4, "of kind compressed")],
+    ids=["mla", "composite-mla", "compressed"],
 )
 def test_a_model_that_the_paged_cache_cannot_hold_is_refused(config: Callable[[], PreTrainedConfig], words: str) -> None:
     module = tiny.build(config())

@@ -17,7 +17,7 @@ from hal import ops
 from hal.common.backend import Backend
 from hal.common.kernels import KVCache, PagedBatch
 from hal.common.registry import backends
-from hal.ops import caches, merging, scores
+from hal.ops import caches, calls, merging, scores
 from hal.ops.calls import find_calls
 
 from .samples import INDEX, KV, LATENT, PAGE, make_batch, make_cache, random, record, samples
@@ -44,6 +44,27 @@ def test_the_default_is_the_portable_backend_of_the_tensors_device() -> None:
     assert find_calls(None, CPU).name == "cpu"
     assert find_calls("cpu", CPU).device.torch_device == "cpu"
     torch.testing.assert_close(paged()[0], paged("cpu")[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("target", "where", "name"),
+    [
+        ("cuda:sm_90", "cuda:1", "cuda:triton"),
+        ("rocm:gfx942", "cuda:1", "rocm:triton"),
+        ("xpu:pvc", "xpu:1", "xpu:triton"),
+        ("cpu", "cpu", "cpu"),
+    ],
+)
+def test_the_default_is_found_on_the_device_that_is_here(
+    target: str, where: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = (hal.Device.from_arch(target, torch_device=where), hal.Device.from_arch("cpu"))
+    monkeypatch.setattr(calls, "detect", lambda: here)
+    found = find_calls.__wrapped__(None, torch.device(where))
+    assert (found.name, found.device) == (name, here[0])
+    assert find_calls.__wrapped__("cpu", CPU).name == "cpu"
+    with pytest.raises(hal.BackendError, match=r"tensors are on cuda:7 and no device of this machine is theirs"):
+        find_calls.__wrapped__(None, torch.device("cuda:7"))
 
 
 def test_the_calls_of_a_backend_are_looked_up_once() -> None:

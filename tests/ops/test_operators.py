@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.library import opcheck
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hal import ops
-from hal.common.backend import CALLS
+from hal.common.backend import CALLS, Backend
 
 from .samples import Recorded, record, samples
 
@@ -22,6 +23,14 @@ SOME_AND_NONE = pytest.mark.parametrize("call", [pytest.param(call, id=name) for
 def test_every_call_of_the_contract_is_an_operator() -> None:
     assert set(ops.__all__) == CALLS
     assert all(hasattr(torch.ops.hal, call) for call in ops.__all__)
+
+
+@pytest.mark.parametrize("call", sorted(CALLS))
+def test_a_function_takes_what_the_call_takes_and_a_backend(call: str) -> None:
+    _, *wanted = inspect.signature(getattr(Backend, call)).parameters.values()
+    *found, backend = inspect.signature(getattr(ops, call)).parameters.values()
+    assert [(each.name, each.kind, each.default) for each in found] == [(each.name, each.kind, each.default) for each in wanted]
+    assert (backend.name, backend.kind, backend.default) == ("backend", inspect.Parameter.KEYWORD_ONLY, None)
 
 
 def test_every_overload_is_sampled() -> None:
