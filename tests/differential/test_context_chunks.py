@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import hal
@@ -82,16 +82,17 @@ MODEL = ModelShape(
 
 @pytest.fixture(scope="module")
 def attention() -> hal.Attention:
-    return hal.plan(MODEL, "cpu", limits=hal.Limits(256, 6, 128, block_size=4), dtype="float32").open(512)
+    return hal.plan(MODEL, "cpu", limits=hal.Limits(256, 24, 512, block_size=4), dtype="float32").open(24 * 64)
 
 
 @BOUNDED
-@given(lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 200)), min_size=1, max_size=6))
+@given(lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10) | st.integers(180, 236)), min_size=1, max_size=24))
+@example(lengths=[(20, 236)] * 24)
 def test_what_a_step_gathers_is_every_context_token_once_in_buffers_that_the_plan_has(
     attention: hal.Attention, lengths: list[tuple[int, int]]
 ) -> None:
     queries, contexts = [query for query, _ in lengths], [past for _, past in lengths]
-    table = np.arange(6 * 64, dtype=np.int32).reshape(6, 64)[: len(lengths)]
+    table = np.arange(24 * 64, dtype=np.int32).reshape(24, 64)[: len(lengths)]
     metadata = attention.build(hal.Batch(queries, [q + c for q, c in lengths], table))
     (rows,) = {buffer.shape[0] for buffer in attention.plan.buffers if buffer.name == "context"}
     prefill = metadata.prefill
