@@ -15,6 +15,8 @@ from .batch import Batch
 from .cache import CacheKey
 from .compressed import CompressedCall, CompressedRows, attend_compressed, check_compressed
 from .compressor import Compressor
+from .dcp_attend import attend_shards
+from .dcp_group import DCPGroup
 from .device_batch import DeviceBatch
 from .errors import BackendError, BatchError, InputError, LayoutError, NotBuiltError
 from .index_keys import check_index, compress, write_index_keys
@@ -38,7 +40,9 @@ class LayerKernels:
     def __init__(self, providers: Mapping[str, str], opened: Mapping[str, Backend]) -> None:
         split = {key.partition("."): opened[name] for key, name in providers.items()}
         self._calls = {(call, phase): getattr(backend, call) for (call, _, phase), backend in split.items()}
-        self._ranged = {call for (call, _, _), backend in split.items() if backend.capabilities and backend.capabilities.dcp}
+        self._ranged = {
+            call for (call, _, _), backend in split.items() if backend.capabilities and backend.capabilities.key_ranges
+        }
 
     def __call__(self, call: str, phase: str = "") -> Any:
         return self._calls[call, phase]
@@ -74,7 +78,12 @@ class Attention:
     """
 
     def __init__(
-        self, plan: Plan, opened: Mapping[str, Backend], caches: Mapping[CacheKey, KVCache], pools: tuple[PagePool, ...]
+        self,
+        plan: Plan,
+        opened: Mapping[str, Backend],
+        caches: Mapping[CacheKey, KVCache],
+        pools: tuple[PagePool, ...],
+        ranks: DCPGroup | None = None,
     ) -> None:
         device = find_torch_device(plan)
         self.plan = plan
@@ -93,7 +102,8 @@ class Attention:
         self._arithmetic = _arithmetic(plan, opened)
         self._can_mask = _can_mask(plan, opened)
         self._builder = MetadataBuilder(plan, pools, device, can_mask=self._can_mask)
-        self._topk = TopkState(plan, device)
+        self._ranks = ranks
+        self._topk = TopkState(plan, device, ranks)
         self._compressed_rows = CompressedRows()
         self._warmup = WarmupMonitor(plan, opened)
         self._workspaces = [(backend, _make_workspaces(backend, plan, device)) for backend in opened.values()]
@@ -200,6 +210,11 @@ class Attention:
         """Write k, v [tokens, kv_heads, width] to the cache and attend: q [tokens, heads, head_dim] gives out [tokens, heads, v].
 
         k and v are None on a layer that reads another layer's KV. Rows of padded tokens come back as zeros.
+
+        With a DCP group every rank gives the same tokens' k and v, of the KV heads that all ranks of the group keep, writes
+        those it owns, and gives the queries of its own heads: the ranks' queries are gathered, each attends to what it
+        stores, and the results for this rank's heads are merged by LSE, the sink applied once after. Ranks of one tp_rank
+        have the same heads, so each gives all of them and nothing is gathered.
         """
         state = self._paged.get(layer_id) or self._look_up(layer_id)
         layer, cache = state.layer, state.cache
@@ -219,7 +234,10 @@ class Attention:
             expected.check_activation("v", v, v_shape)
             state.kernels("write_cache")(cache, metadata.groups[state.group].slot_mapping, k, v)
         out = _prepare_out(out, q, layer.v_head_dim, metadata)
-        self._attend_pages(state, q, metadata, sink, out)
+        if self._ranks is None:
+            self._attend_pages(state, q, metadata, sink, out)
+        else:
+            attend_shards(layer, state.kernels, cache, state.group, q, metadata, sink, out, self._ranks)
         return out
 
     def attend_mla(
@@ -241,6 +259,9 @@ class Attention:
         q_nope [tokens, heads, nope], or [tokens, heads, lora] already absorbed, with out [tokens, heads, lora]. index: on a
         layer that owns an indexer; a layer that shares one uses the owner's choice of this step. topk int32 [tokens, width]
         overrides both.
+
+        With a DCP group every rank gives the same latents, index inputs and topk (whole requests' positions) and the queries
+        of its own heads, as in attend. Latents of other ranks' tokens are never here, so the form is always the absorbed one.
         """
         layer = self._layer(layer_id, "mla")
         self._check_step(metadata)
@@ -277,6 +298,7 @@ class Attention:
             out,
             self.plan.parallel,
             can_mask=self._can_mask,
+            ranks=self._ranks,
         )
         return out
 

@@ -14,6 +14,7 @@ from .batch import Batch
 from .block_ids import TableRules, first_columns, forget_blocks
 from .device_batch import DeviceBatch
 from .device_findings import drop_ids, drop_requests
+from .parallel import Parallel, local_position, owner
 
 Ints = npt.NDArray[Any]
 
@@ -65,14 +66,17 @@ def arrange(batch: Batch, decode_len: int) -> HostStep:
     )
 
 
-def fill_from_host(step: HostStep, arrays: Mapping[str, Ints], block_size: int, rules: TableRules) -> None:
-    """Write a host batch into the host arrays, in both orders; padded rows are neutral."""
-    _fill_engine_order(step, arrays, block_size)
+def fill_from_host(step: HostStep, arrays: Mapping[str, Ints], block_size: int, rules: TableRules, parallel: Parallel) -> None:
+    """Write a host batch into the host arrays, in both orders; padded rows are neutral.
+
+    A token that another DCP rank owns gets slot -1.
+    """
+    _fill_engine_order(step, arrays, block_size, parallel)
     _forget_freed_pages(step.batch, arrays["tables"], rules)
     _fill_execution_order(step, arrays)
 
 
-def _fill_engine_order(step: HostStep, arrays: Mapping[str, Ints], block_size: int) -> None:
+def _fill_engine_order(step: HostStep, arrays: Mapping[str, Ints], block_size: int, parallel: Parallel) -> None:
     batch = step.batch
     num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
     starts, req_id, positions = arrays["starts"], arrays["req_id"], arrays["positions"]
@@ -91,8 +95,13 @@ def _fill_engine_order(step: HostStep, arrays: Mapping[str, Ints], block_size: i
     tail = slice(num_tokens, step.padded_tokens)
     req_id[tail] = 0
     positions[tail] = 0
-    page = positions[real] // block_size
-    offset = positions[real] - page * block_size
+    is_remote = None
+    index = positions[real]
+    if parallel.dcp > 1:
+        is_remote = owner(index, parallel) != parallel.dcp_rank
+        index = local_position(index, parallel)
+    page = index // block_size
+    offset = index - page * block_size
     for group, tables in enumerate(arrays["tables"]):
         table = batch.block_tables[group if len(batch.block_tables) > 1 else 0]
         columns = min(table.shape[1], tables.shape[1])
@@ -101,6 +110,8 @@ def _fill_engine_order(step: HostStep, arrays: Mapping[str, Ints], block_size: i
         slots = arrays["slots"][group]
         np.multiply(table[req_id[real], page], block_size, out=slots[real], dtype=np.int64)
         slots[real] += offset
+        if is_remote is not None:
+            slots[real][is_remote] = -1
         slots[tail] = -1
 
 
@@ -151,13 +162,14 @@ def fill_from_device(
     block_size: int,
     rules: TableRules,
     num_decodes: int,
+    parallel: Parallel,
     *,
     is_sound: bool,
 ) -> Lost | None:
     """Write a device batch into the device arrays; what was lost on the way, None where is_sound says that nothing can be.
 
-    A token without a page of the pool, and one that belongs to no request, gets slot -1; an id that is no page of the pool
-    becomes -1; a request whose length cannot be is as if it had none. Nothing is read back.
+    A token without a page of the pool, one that belongs to no request and one that another DCP rank owns get slot -1; an id
+    that is no page of the pool becomes -1; a request whose length cannot be is as if it had none. Nothing is read back.
     """
     requests, tokens = batch.num_reqs, batch.num_tokens
     starts = arrays["starts"][: requests + 1].copy_(batch.query_start_loc)
@@ -179,7 +191,7 @@ def fill_from_device(
     arrays["decode_starts"][: num_decodes + 1] = starts[: num_decodes + 1]
     arrays["prefill_starts"][: requests - num_decodes + 1] = starts[num_decodes:] - starts[num_decodes]
     lost_pages = _fill_tables(batch, arrays, rules, is_sound)
-    has_slot = _fill_slots(batch, arrays, block_size, rules, is_placed)
+    has_slot = _fill_slots(batch, arrays, block_size, rules, is_placed, parallel)
     return None if is_sound else Lost(tokens=(is_real & ~has_slot).sum(), pages=lost_pages)
 
 
@@ -200,12 +212,21 @@ def _fill_tables(batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], rules: 
 
 
 def _fill_slots(
-    batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], block_size: int, rules: TableRules, is_placed: torch.Tensor
+    batch: DeviceBatch,
+    arrays: Mapping[str, torch.Tensor],
+    block_size: int,
+    rules: TableRules,
+    is_placed: torch.Tensor,
+    parallel: Parallel,
 ) -> torch.Tensor:
     """Fill every group's slots; bool [tokens], whether a token that should be written can be, in every group."""
     requests, tokens = batch.num_reqs, batch.num_tokens
-    req_id, positions = arrays["req_id"][:tokens], arrays["positions"][:tokens]
-    page = positions // block_size
+    req_id, index = arrays["req_id"][:tokens], arrays["positions"][:tokens]
+    is_own = None
+    if parallel.dcp > 1:
+        is_own = owner(index, parallel) == parallel.dcp_rank
+        index = local_position(index, parallel)
+    page = index // block_size
     has_slot = is_placed
     for group, tables in enumerate(arrays["tables"]):
         num_blocks, slots = rules.groups[group].num_blocks, arrays["slots"][group][:tokens]
@@ -223,5 +244,6 @@ def _fill_slots(
         block = tables[req_id, page.clamp(max=columns - 1)]
         usable = is_placed & (block >= 0) & (block < num_blocks) & (page < columns)
         has_slot = has_slot & usable
-        slots.copy_(torch.where(usable, block.long() * block_size + positions % block_size, -1))
+        is_written = usable if is_own is None else usable & is_own
+        slots.copy_(torch.where(is_written, block.long() * block_size + index % block_size, -1))
     return has_slot

@@ -23,7 +23,8 @@ class PagedBatch:
     seq_lens: int32 [requests], new tokens included: a request's last query is its last position. block_table: int32
     [requests, pages]. max_query_len and max_seq_len are upper bounds. The first num_decodes requests are short queries.
     key_starts, key_stops: int32 [tokens], the keys key_starts <= key < key_stops that each query may see in place of any
-    causality, window or chunk (a missing start is 0); honoured by backends that declare dcp.
+    causality, window or chunk (a missing start is 0); honoured by backends that declare key_ranges. Over DCP ranks they and
+    seq_lens count in this rank's share, and a request's queries need not be among its last keys.
     memo: what a backend works out of the batch and keeps for a step's other layers; only the builder gives one, since it
     never changes the tensors behind a batch that is in use.
     """

@@ -12,6 +12,7 @@ import torch
 from .batch import Batch
 from .block_ids import make_rules
 from .chunks import Scoring, plan_scores
+from .dcp_bounds import ShardBounds
 from .device_batch import DeviceBatch, check_device_batch
 from .device_findings import find_mistake
 from .environment import read_variable
@@ -42,7 +43,9 @@ class MetadataBuilder:
         self.rules = make_rules(plan, pools)
         self.step_id = 0
         self._can_mask = can_mask
-        self._kinds = _mla_kinds(plan)
+        self._shards = ShardBounds(plan, torch_device) if plan.parallel.dcp > 1 else None
+        # Other ranks' latents are not here, so over DCP ranks nothing is decompressed.
+        self._kinds = _mla_kinds(plan) if self._shards is None else ()
         self._scorings = tuple(sorted({scoring(layer) for layer in plan.shape.layers if layer.indexer is not None}))
         self._num_groups = max(1, len(plan.groups))
         self._tokens_per_row = tuple(group.tokens_per_row for group in plan.groups)
@@ -76,7 +79,7 @@ class MetadataBuilder:
             raise InputError(f"cannot spread {num_tokens} tokens over {num_reqs} requests; each needs at least one")
         query_lens = np.full(num_reqs, num_tokens // num_reqs)
         query_lens[: num_tokens % num_reqs] += 1
-        pages = -(-int(query_lens.max()) // self.plan.block_size)
+        pages = -(-int(query_lens.max()) // self.plan.tokens_per_page)
         tables = [np.zeros((num_reqs, pages), np.int32)] * (1 if self.rules.shared is not None else self._num_groups)
         made_up = Batch(query_lens, query_lens, tables)
         self._cursor = 0
@@ -92,7 +95,7 @@ class MetadataBuilder:
         check_batch(batch, plan.limits, self.rules, is_written=is_written)
         self.step_id += 1
         step = arrange(batch, 1 + plan.num_spec_tokens)
-        fill_from_host(step, self._staging.host, plan.block_size, self.rules)
+        fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel)
         counts = (batch.num_reqs, batch.num_tokens, step.padded_tokens)
         fill_rows(self._tokens_per_row, self._staging.host, step.order is None, *counts)
         order, first = step.order, step.num_decodes
@@ -119,6 +122,8 @@ class MetadataBuilder:
             ),
         )
         self._staging.upload()
+        if self._shards is not None:
+            self._shards.fill(metadata)
         return metadata
 
     def _build_from_device(self, batch: DeviceBatch) -> StepMetadata:
@@ -142,11 +147,13 @@ class MetadataBuilder:
         )
         self._staging.upload()
         # After the upload, which would overwrite what is computed on the device.
-        lost = fill_from_device(batch, device, plan.block_size, self.rules, first, is_sound=is_sound)
+        lost = fill_from_device(batch, device, plan.block_size, self.rules, first, plan.parallel, is_sound=is_sound)
         fill_rows(self._tokens_per_row, device, True, batch.num_reqs, batch.num_tokens, batch.num_tokens)
         if lost is not None:
             self._lost_tokens += lost.tokens
             self._lost_pages += lost.pages
+        if self._shards is not None:
+            self._shards.fill(metadata)
         return metadata
 
     def _see_whether_sound(self, batch: DeviceBatch) -> bool:
@@ -191,7 +198,7 @@ class MetadataBuilder:
         groups = tuple(
             GroupStep(
                 batch=PagedBatch(
-                    starts, lens, device["tables"][group, :padded_reqs], *longest, num_decodes if is_ordered else 0, {}
+                    starts, lens, device["tables"][group, :padded_reqs], *longest, num_decodes if is_ordered else 0, memo={}
                 ),
                 slot_mapping=device["slots"][group, :padded_tokens],
             )
@@ -208,6 +215,7 @@ class MetadataBuilder:
             max_seq_len=longest[1],
             query_start_loc=starts,
             seq_lens=lens,
+            local_seq_lens=lens if self._shards is None else self._shards.seq_lens(padded_reqs),
             positions=device["positions"][:padded_tokens],
             req_id_per_token=device["req_id"][:padded_tokens],
             groups=groups,
@@ -295,6 +303,10 @@ class MetadataBuilder:
                     max_seq_len=longest[1] // shared,
                     key_stops=device["row_bounds"][group, tokens],
                 )
+        shards = {}
+        if self._shards is not None:
+            shards = self._shards.share(requests, tokens, batches)
+            chunks = {each: self._shards.narrow(parts) for each, parts in chunks.items()}
         return Phase(
             name=name,
             requests=requests,
@@ -306,6 +318,7 @@ class MetadataBuilder:
             chunks=chunks,
             runs=runs,
             may_miss_pages=may_miss_pages,
+            shards=shards,
         )
 
     def _runs(self, kind: MLAKind, query_lens: Sequence[int], seq_lens: Sequence[int]) -> tuple[MLARun, ...]:

@@ -9,6 +9,8 @@ import torch
 
 from hal.config import LayerShape
 
+from .dcp_bounds import key_rule
+from .dcp_group import DCPGroup
 from .device_findings import drop_missing_rows
 from .kernels import KVCache, PagedBatch, Segment
 from .parallel import Parallel
@@ -40,10 +42,12 @@ def attend_mla(
     out: torch.Tensor,
     parallel: Parallel,
     can_mask: bool,
+    ranks: DCPGroup | None = None,
 ) -> None:
     """Write out [tokens, heads, v_head_dim] for inputs (q_nope, q_rope, latent, k_rope), all in the engine's order.
 
-    weights None: q_nope is absorbed already, and out is [tokens, heads, lora].
+    weights None: q_nope is absorbed already, and out is [tokens, heads, lora]. Over DCP ranks every phase takes two
+    collectives: absorbed queries before, partial results after.
     """
     order = metadata.token_order
     ordered = inputs if order is None else tuple(tensor.index_select(0, order) for tensor in inputs)
@@ -57,6 +61,7 @@ def attend_mla(
         sink=sink,
         parallel=parallel,
         can_mask=can_mask,
+        ranks=ranks,
     )
     kind = mla_kind(layer)
     for phase in metadata.phases:
@@ -65,7 +70,8 @@ def attend_mla(
         piece = tuple(tensor[tokens] for tensor in ordered)
         runs = phase.runs.get(kind, ()) if weights is not None and kind is not None else ()
         if not runs:
-            call.attend_absorbed(phase, slice(0, tokens.stop - tokens.start), phase.batches[group], piece, target)
+            batch = phase.batches[group] if ranks is None or choice is not None else phase.shards[key_rule(layer)][group]
+            call.attend_absorbed(phase, slice(0, tokens.stop - tokens.start), batch, piece, target)
         for run in runs:
             call.attend_run(phase, run, piece, target)
         if order is not None:
@@ -85,6 +91,7 @@ class _Call:
     sink: torch.Tensor | None
     parallel: Parallel
     can_mask: bool
+    ranks: DCPGroup | None
 
     def attend_run(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         is_masked = self.choice is not None and (run.max_seq_len > _topk(self.layer) or self.choice.is_explicit)
@@ -110,7 +117,9 @@ class _Call:
         q_nope, q_rope = inputs[0][tokens], inputs[1][tokens]
         latent_q = q_nope if self.weights is None else _project(q_nope, self.weights.w_uk)
         q = torch.cat([latent_q, q_rope.to(latent_q.dtype)], dim=-1)
-        need_lse = self.sink is not None
+        if self.ranks is not None:
+            q = self.ranks.gather_queries(q)
+        need_lse = self.sink is not None or self.ranks is not None
         scale = self.layer.softmax_scale
         if self.choice is None:
             result, lse = self.kernels("paged_attention", phase.name)(
@@ -133,6 +142,8 @@ class _Call:
                 softmax_scale=scale,
                 need_lse=need_lse,
             )
+        if self.ranks is not None:
+            result, lse = self.ranks.merge_states(self.kernels, result, lse)
         if self.sink is not None:
             result = self.kernels("apply_sink")(result, lse, self.sink)
         out[tokens] = result if self.weights is None else _project(result, self.weights.w_uv.transpose(1, 2))

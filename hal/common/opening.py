@@ -9,11 +9,13 @@ import torch
 
 from .attention import Attention, find_torch_device, open_backends
 from .cache import CacheKey
+from .dcp_group import DCPGroup, join_group
 from .errors import CapacityError, InputError, LayoutError, NotBuiltError
 from .kernels import KVCache
 from .limits import check_positive_int
 from .pages import make_pools
 from .records import allocate_pages
+from .registry import find_backend
 
 if TYPE_CHECKING:
     from .plan import CacheSpec, Plan
@@ -23,7 +25,7 @@ Given = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 def open_attention(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, int] | None, group: Any) -> Attention:
     """An Attention on zero-filled caches of its own; CapacityError where they would not fit."""
-    _check_ranks(plan, group)
+    ranks = _join_ranks(plan, group)
     blocks = _blocks_per_group(plan, num_blocks)
     device, where = plan.device, find_torch_device(plan)
     needed = sum(count * group.page_bytes for count, group in zip(blocks, plan.groups, strict=False))
@@ -41,7 +43,7 @@ def open_attention(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, in
         scale = torch.ones(spec.scale_shapes[0], device=where) if spec.scale_shapes else None
         caches[spec.key] = KVCache(storage, spec.layout, spec.rows_per_page, spec.rows_per_page, scale)
     is_single = num_blocks is None or isinstance(num_blocks, int)
-    return Attention(plan, opened, caches, make_pools(blocks, is_single=is_single))
+    return Attention(plan, opened, caches, make_pools(blocks, is_single=is_single), ranks)
 
 
 def _blocks_per_group(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, int] | None) -> tuple[int, ...]:
@@ -63,7 +65,7 @@ def _blocks_per_group(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int,
 
 def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], group: Any) -> Attention:
     """An Attention on the engine's tensors; LayoutError names the spec and the tensor that do not fit."""
-    _check_ranks(plan, group)
+    ranks = _join_ranks(plan, group)
     specs = {spec.key: spec for spec in plan.cache_specs()}
     if specs.keys() != tensors.keys():
         raise LayoutError(
@@ -78,7 +80,8 @@ def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], group: Any) ->
             raise LayoutError(f"every cache of group {cache_group.group_id} needs as many pages, got {counts}")
         blocks += list(counts.values())[:1]
     caches = {key: _bind_cache(specs[key], storage, scale, plan) for key, (storage, scale) in given.items()}
-    return Attention(plan, open_backends(plan), caches, make_pools(blocks or [0], is_single=len(set(blocks)) < 2))
+    pools = make_pools(blocks or [0], is_single=len(set(blocks)) < 2)
+    return Attention(plan, open_backends(plan), caches, pools, ranks)
 
 
 def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, scale: torch.Tensor | None, plan: Plan) -> KVCache:
@@ -92,9 +95,13 @@ def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, scale: torch.Tensor | Non
         raise LayoutError(f"the cache of {spec.key}: {error}") from error
 
 
-def _check_ranks(plan: Plan, group: Any) -> None:
-    if group is not None or plan.parallel.dcp > 1:
-        raise NotBuiltError(
-            f"running over {plan.parallel.dcp} decode-context ranks is not written yet; the plan can size it, and dcp=1 without "
-            "a group can be opened"
-        )
+def _join_ranks(plan: Plan, group: Any) -> DCPGroup | None:
+    """The plan's DCP group; NotBuiltError where a backend of the plan cannot run over one yet."""
+    if plan.parallel.dcp > 1:
+        for name in sorted({name for selection in plan.selections if selection for name in selection.providers.values()}):
+            capabilities = find_backend(name).capabilities
+            if capabilities is None or not capabilities.key_ranges:
+                raise NotBuiltError(
+                    f"running over {plan.parallel.dcp} decode-context ranks is not written for {name} yet; the plan can size it"
+                )
+    return join_group(plan, group)

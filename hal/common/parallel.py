@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import InputError
 from .limits import check_positive_int
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
 
-    Positions = TypeVar("Positions", int, torch.Tensor)
+    Positions = TypeVar("Positions", int, torch.Tensor, npt.NDArray[Any])
 else:
     Positions = TypeVar("Positions")
 
@@ -37,13 +38,22 @@ class Parallel:
 
 def owner(position: Positions, parallel: Parallel) -> Positions:
     """The DCP rank that stores a position."""
-    return position // parallel.interleave % parallel.dcp
+    rank: Positions = position // parallel.interleave % parallel.dcp
+    return rank
 
 
 def local_position(position: Positions, parallel: Parallel) -> Positions:
     """A position's index in its owner's share."""
     run = parallel.interleave
-    return position // (parallel.dcp * run) * run + position % run
+    index: Positions = position // (parallel.dcp * run) * run + position % run
+    return index
+
+
+def global_position(index: Positions, parallel: Parallel) -> Positions:
+    """The position that lies at an index of this rank's share; the way back from local_position."""
+    run = parallel.interleave
+    position: Positions = index // run * (parallel.dcp * run) + parallel.dcp_rank * run + index % run
+    return position
 
 
 def local_length(length: Positions, parallel: Parallel) -> Positions:
@@ -53,3 +63,8 @@ def local_length(length: Positions, parallel: Parallel) -> Positions:
     rest: Any = length - base * parallel.dcp - parallel.dcp_rank * run
     clipped = rest.clip(0, run) if hasattr(rest, "clip") else max(0, min(rest, run))
     return base + clipped  # type: ignore[no-any-return]
+
+
+def longest_share(length: int, parallel: Parallel) -> int:
+    """The most that any rank stores of the first `length` positions; the first rank's share is never the shorter one."""
+    return local_length(length, replace(parallel, dcp_rank=0))

@@ -164,12 +164,13 @@ class Plan:
         """Tokens that hal's own pools hold in some memory beside the workspace, in whole pages, over all requests together.
 
         One pool for all groups: a page counts every layer in full, and none is freed before every layer is done with it.
+        memory_bytes is one rank's; the tokens are those that the ranks of a DCP group hold together, each with as much.
         The lengths that a model's windows would allow are shape.max_tokens.
         """
         room = memory_bytes - self.workspace_bytes
         if not self.page_bytes:
             return 0
-        return max(0, room // self.page_bytes) * self.block_size
+        return max(0, room // self.page_bytes) * self.tokens_per_page
 
     def max_tokens_per_group(self, memory_bytes: int) -> int:
         """The same with a pool for each group, as large as blocks_per_group() makes them and freed behind windows.
@@ -190,7 +191,7 @@ class Plan:
 
     def default_num_blocks(self) -> int:
         """Pages for max_num_seqs requests of max_model_len each."""
-        pages = -(-self.limits.max_model_len // self.block_size)
+        pages = -(-self.limits.max_model_len // self.tokens_per_page)
         return pages * self.limits.max_num_seqs
 
     def warmup_keys(self) -> tuple[Hashable, ...]:
@@ -225,7 +226,9 @@ class Plan:
 
         One number: one pool and one page numbering for all cache groups. A number per group (in order, or by group id): a pool
         and a block table for each. Scales that live outside a cache are ones until attention.set_scale() changes them.
-        CapacityError, before anything is allocated, where they do not fit in the device's memory.
+        group: the process group of the plan's DCP ranks, in rank order, where dcp is above 1: all of them open at the same
+        time, build the same batches and make the same calls. InputError where the group and the plan do not fit,
+        CapacityError where the caches do not fit in the device's memory, both before anything is allocated.
         """
         from .opening import open_attention
 

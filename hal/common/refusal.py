@@ -123,8 +123,10 @@ def _mask_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reas
 
 def _mode_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
     dcp = request.parallel.dcp
-    if dcp > 1 and (not capabilities.dcp or request.layer.kind == "compressed" or request.tokens_per_row > 1):
+    if dcp > 1 and not capabilities.dcp:
         yield Reason("dcp", dcp, "one rank")
+    elif dcp > 1 and (request.layer.kind == "compressed" or request.tokens_per_row > 1):
+        yield Reason("dcp", dcp, "one where tokens share cache rows")
     if request.block_size is not None and request.block_size % request.parallel.interleave:
         yield Reason("block_size", request.block_size, f"multiples of the interleave {request.parallel.interleave}")
     if request.need_lse and not capabilities.lse:

@@ -10,6 +10,7 @@ from hal.config import LayerShape, MLAShape
 
 from .chunks import ContextPiece, Scoring
 from .cost import MLAForm
+from .dcp_bounds import KeyRule
 from .kernels import IndexerChunk, PagedBatch
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class Phase:
     name: "decode" or "prefill". batches: one PagedBatch per cache group, which counts in rows where tokens share them.
     req_id: int32 [tokens], within the phase. key_bounds: int32 [tokens], how many tokens each token may see. chunks: what an
     indexer scores together. runs: by kind, for MLA layers. may_miss_pages: block tables came from the device unseen, so that an
-    id inside a request may be negative, which is no key.
+    id inside a request may be negative, which is no key. shards: over DCP ranks, the batches as this rank's pages answer them,
+    by rule; there seq_lens are its share's.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Phase:
     max_seq_len: int
     chunks: Mapping[Scoring, tuple[IndexerChunk, ...]]
     runs: Mapping[MLAKind, tuple[MLARun, ...]]
+    shards: Mapping[KeyRule, tuple[PagedBatch, ...]]
     may_miss_pages: bool = False
 
 
@@ -116,6 +119,7 @@ class StepMetadata:
     In the engine's order: query_start_loc int32 [requests + 1], seq_lens int32 [requests], positions int64 [tokens],
     req_id_per_token int32 [tokens], groups. In execution order, decodes first: decode and prefill. token_order: int64
     [tokens], the engine's index of each executed token, None where the orders agree. owner: the builder it came from.
+    Over DCP ranks all of this is about whole requests; local_seq_lens int32 [requests] is how much of each this rank stores.
     """
 
     owner: object
@@ -128,6 +132,7 @@ class StepMetadata:
     max_seq_len: int
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
+    local_seq_lens: torch.Tensor
     positions: torch.Tensor
     req_id_per_token: torch.Tensor
     groups: tuple[GroupStep, ...]
@@ -137,7 +142,7 @@ class StepMetadata:
 
     @property
     def slot_mapping(self) -> torch.Tensor:
-        """int64 [tokens]: where the first cache group writes each new token; -1 writes nothing."""
+        """int64 [tokens]: where the first cache group writes each new token; -1, as where another rank does, writes nothing."""
         return self.groups[0].slot_mapping
 
     @property

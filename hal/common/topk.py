@@ -8,6 +8,9 @@ import torch
 
 from hal.config import LayerShape
 
+from .dcp_bounds import INDEX_RULE
+from .dcp_group import DCPGroup
+from .dcp_topk import choose_over_ranks
 from .errors import BatchError
 from .findings import Finding
 from .kernels import IndexInputs, KVCache
@@ -28,7 +31,8 @@ class TopkState:
     Cache rows are converted once per choice and page geometry, since layers of one cache group share their block table.
     """
 
-    def __init__(self, plan: Plan, torch_device: str) -> None:
+    def __init__(self, plan: Plan, torch_device: str, ranks: DCPGroup | None = None) -> None:
+        self._ranks = ranks
         tokens = plan.limits.max_num_batched_tokens
         widths = {layer.indexer.width for layer in plan.shape.layers if layer.indexer is not None}
         self._buffers = {width: torch.full((tokens, width), -1, dtype=torch.int32, device=torch_device) for width in widths}
@@ -58,11 +62,17 @@ class TopkState:
             # A query that sees no more than topk keys selects them all; only the others are scored.
             torch.where(columns < bounds.clamp(max=each.topk)[:, None], columns, none, out=chosen)
             for chunk in phase.chunks[each]:
-                tokens = phase.tokens
-                scores = score_chunk(kernels, queries[tokens], weights[tokens], cache, batch, phase.req_id, chunk)
-                span = slice(chunk.token_start, chunk.token_stop)
-                self._count_nan(layer, metadata, tokens.start + chunk.token_start, scores)
-                chosen[span] = kernels("select_topk")(scores, bounds[span], each.topk, picked.shape[1], deterministic=True)
+                tokens, span = phase.tokens, slice(chunk.token_start, chunk.token_stop)
+                if self._ranks is not None:
+                    shard = phase.shards[INDEX_RULE][group]
+                    inputs = (queries[tokens], weights[tokens], cache, shard, chunk)
+                    chosen[span], has_nan = choose_over_ranks(kernels, inputs, each.topk, picked.shape[1], self._ranks)
+                else:
+                    scores = score_chunk(kernels, queries[tokens], weights[tokens], cache, batch, phase.req_id, chunk)
+                    chosen[span] = kernels("select_topk")(scores, bounds[span], each.topk, picked.shape[1], deterministic=True)
+                    # The largest of some values is NaN where one of them is.
+                    has_nan = scores.amax(dim=1).isnan()
+                self._count_nan(layer, metadata, tokens.start + chunk.token_start, has_nan)
             if is_pooled:
                 buffer[phase.tokens] = kernels("expand_pools")(chosen, phase.key_bounds, indexer.pool, indexer.width)
 
@@ -106,13 +116,12 @@ class TopkState:
             )
         return self._rows[key]
 
-    def _count_nan(self, layer: LayerShape, metadata: StepMetadata, first_token: int, scores: torch.Tensor) -> None:
+    def _count_nan(self, layer: LayerShape, metadata: StepMetadata, first_token: int, has_nan: torch.Tensor) -> None:
         def describe(index: tuple[int, ...]) -> str:
             token = _engine_token(metadata, first_token + index[0])
             return f"layer {layer.layer_id}: the index scores of token {token} hold NaN; look at its index queries and weights"
 
-        # The largest of some values is NaN where one of them is.
-        self.nan_scores.add(scores.amax(dim=1).isnan(), describe)
+        self.nan_scores.add(has_nan, describe)
 
     def _count_foreign(
         self, layer: LayerShape, metadata: StepMetadata, phase: Phase, ids: torch.Tensor, is_foreign: torch.Tensor

@@ -10,6 +10,7 @@ import torch
 
 from .mask import HiddenBlock, Mask, hide_unselected
 from .numbers import compute_dtype
+from .ranges import RangeMask
 
 # Elements of one tile of scores: two MiB of fp32, which a current core's second-level cache holds.
 _TILE_ELEMENTS = 1 << 19
@@ -61,7 +62,7 @@ def attend_request(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: Mask,
+    mask: Mask | RangeMask,
     first_position: int,
     softcap: float | None,
     out: torch.Tensor,
@@ -141,7 +142,9 @@ def _tile_size(num_queries: int, num_keys: int, num_kv_heads: int, group: int) -
     return queries, min(heads, num_kv_heads)
 
 
-def _make_tile(mask: Mask, selected: Selected | None, first_position: int, begin: int, end: int, num_keys: int) -> _Tile:
+def _make_tile(
+    mask: Mask | RangeMask, selected: Selected | None, first_position: int, begin: int, end: int, num_keys: int
+) -> _Tile:
     first, last = first_position + begin, first_position + end - 1
     start, stop = mask.key_range(first, last, num_keys)
     hidden: tuple[HiddenBlock, ...] = ()
@@ -149,7 +152,7 @@ def _make_tile(mask: Mask, selected: Selected | None, first_position: int, begin
         hidden = mask.hidden_blocks(first, last, start, stop)
         if selected is not None:
             hidden = (hide_unselected(selected.ids[begin:end], selected.first_key, start, stop), *hidden)
-    may_be_empty = selected is not None or not mask.causal or first < 0
+    may_be_empty = selected is not None or mask.may_see_nothing(first)
     return _Tile(begin=begin, end=end, start=start, stop=stop, hidden=hidden, may_be_empty=may_be_empty)
 
 

@@ -41,6 +41,8 @@ class CPUBackend(Backend):
         softcap=True,
         non_causal=True,
         chunk=True,
+        dcp=True,
+        key_ranges=True,
         lse=True,
         deterministic=True,
         max_spec_tokens=64,

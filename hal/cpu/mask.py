@@ -39,6 +39,10 @@ class Mask:
     chunk: int | None
     origin: int = 0
 
+    def may_see_nothing(self, first: int) -> bool:
+        """Whether a query at a position from first on may see no key at all."""
+        return not self.causal or first < 0
+
     def key_range(self, first: int, last: int, num_keys: int) -> tuple[int, int]:
         """The span of keys that any query of positions first..last may see."""
         start, stop = 0, num_keys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,26 +11,13 @@ from hal.common.kernels import KVCache, PagedBatch
 from hal.common.layouts import Layout
 
 from .attend import attend_request, attend_single, group_heads, scale_queries
-from .cache import locate_known, locate_request, read_located
+from .cache import read_located
 from .mask import Mask
 from .results import prepare_results
+from .spans import find_spans
 
 _HEADS = ("kv", "kv_fp8")
 _LATENTS = ("latent", "latent_fp8", "fp8_ds_mla")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
-    """One request's queries begin..end and the cache rows of the keys that any of them sees.
-
-    start: the position of the first of those keys; first: the first query's position counted from it.
-    """
-
-    begin: int
-    end: int
-    start: int
-    first: int
-    rows: slice | torch.Tensor
 
 
 def attend_pages(
@@ -44,16 +30,19 @@ def attend_pages(
     need_lse: bool,
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """out [tokens, heads, v_head_dim] and lse of every query over its request's pages."""
+    """out [tokens, heads, v_head_dim] and lse of every query over its request's pages.
+
+    A batch's own key ranges, where it has some, take the mask's place.
+    """
     kv_heads, width, value_width = _widths(cache.layout)
     _check_query(q, kv_heads, width)
     views = None if cache.layout.is_quantised else _split_heads(cache.layout.name, cache.rows, cache.parts)
     out, lse = prepare_results(q, value_width, need_lse, out)
     lone = group_heads(q, kv_heads)
     queries = None
-    for span in _find_spans(cache, batch, mask, q.shape[0]):
+    for span in find_spans(cache, batch, mask, q.shape[0]):
         begin, end = span.begin, span.end
-        if span.start < 0:
+        if span.rows is None:
             out[begin:end].zero_()
             continue
         if views is not None and isinstance(span.rows, slice):
@@ -70,56 +59,13 @@ def attend_pages(
             queries[begin:end],
             k,
             v,
-            replace(mask, origin=span.start),
+            span.mask,
             span.first,
             softcap,
             out[begin:end],
             None if lse is None else lse[begin:end],
         )
     return out, lse
-
-
-def _find_spans(cache: KVCache, batch: PagedBatch, mask: Mask, num_tokens: int) -> tuple[_Span, ...]:
-    """The spans of a batch; layers that share pages and mask share them, where the batch keeps a memo."""
-    if batch.memo is None:
-        return _make_spans(cache, batch, mask, num_tokens)
-    key = ("spans", mask, cache.block_size, cache.page_stride, num_tokens)
-    spans = batch.memo.get(key)
-    if not isinstance(spans, tuple):
-        spans = batch.memo[key] = _make_spans(cache, batch, mask, num_tokens)
-    return spans
-
-
-def _make_spans(cache: KVCache, batch: PagedBatch, mask: Mask, num_tokens: int) -> tuple[_Span, ...]:
-    starts = batch.query_start_loc.tolist()
-    nothing = slice(0, 0)
-    spans = []
-    for request, length in enumerate(batch.seq_lens.tolist()):
-        begin, end = starts[request], starts[request + 1]
-        if begin >= end:
-            continue
-        if not length:
-            spans.append(_Span(begin=begin, end=end, start=-1, first=0, rows=nothing))
-            continue
-        first = length - (end - begin)
-        start, stop = mask.key_range(first, length - 1, length)
-        rows = locate_request(cache, batch, request, start, stop)
-        if rows is None:
-            spans += [_span_of_one(cache, batch, mask, request, first + token - begin, token) for token in range(begin, end)]
-            continue
-        spans.append(_Span(begin=begin, end=end, start=start, first=first - start, rows=rows))
-    if starts[-1] < num_tokens:
-        # Query rows past the last request belong to nobody and see no key.
-        spans.append(_Span(begin=starts[-1], end=num_tokens, start=-1, first=0, rows=nothing))
-    return tuple(spans)
-
-
-def _span_of_one(cache: KVCache, batch: PagedBatch, mask: Mask, request: int, position: int, token: int) -> _Span:
-    """The span of a lone query whose request has keys on missing pages: the others that it sees."""
-    start, stop = mask.key_range(position, position, int(batch.seq_lens[request]))
-    rows = locate_known(cache, batch, request, start, stop)
-    rows = rows[rows >= 0]
-    return _Span(begin=token, end=token + 1, start=start if rows.numel() else -1, first=0, rows=rows)
 
 
 def _widths(layout: Layout) -> tuple[int, int, int]:

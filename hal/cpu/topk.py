@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.errors import LayoutError
+from hal.common.errors import BatchError, LayoutError
 from hal.common.parallel import Parallel, local_position, owner
 
 
@@ -68,6 +68,8 @@ def rows_from_topk(
     parallel: Parallel,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows int32 [tokens, width] with the valid ones first, in their order, and how many there are."""
+    if parallel.dcp > 1 and block_size % parallel.interleave:
+        raise BatchError(f"block_size {block_size} is no multiple of the DCP interleave {parallel.interleave}")
     if not topk.numel() or not block_table.numel():
         return torch.full_like(topk, -1, dtype=torch.int32), topk.new_zeros(topk.shape[0], dtype=torch.int32)
     request = req_id.long()

@@ -34,6 +34,7 @@ class ReferenceBackend(Backend):
         non_causal=True,
         chunk=True,
         dcp=True,
+        key_ranges=True,
         lse=True,
         deterministic=True,
         masked_varlen=True,

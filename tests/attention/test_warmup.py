@@ -116,8 +116,3 @@ def test_an_empty_list_of_a_compiling_backend_is_an_error(plan: hal.Plan) -> Non
     silent = hal.plan(plan.shape, "cpu", limits=LIMITS, dtype="float64", backend="cpu:silent")
     with pytest.raises(hal.BackendError, match="cpu:silent"):
         silent.warmup_keys()
-
-
-def test_more_ranks_than_are_written_are_refused_at_opening() -> None:
-    with pytest.raises((hal.NotBuiltError, hal.NoBackend), match="ranks"):
-        hal.plan(model(gqa()), "cpu", limits=LIMITS, dtype="float64", parallel=hal.Parallel(dcp=2)).open(4)

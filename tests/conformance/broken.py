@@ -186,6 +186,24 @@ class ScoresIgnoreChunkStart(ReferenceBackend):
         return whole if chunk is None else whole[: chunk.token_stop - chunk.token_start, : chunk.max_seq_len]
 
 
+class IgnoresKeyRanges(ReferenceBackend):
+    def paged_attention(self, q, cache, batch, **kwargs):
+        return super().paged_attention(q, cache, replace(batch, key_starts=None, key_stops=None), **kwargs)
+
+
+class EmptyRangesSeeAll(ReferenceBackend):
+    def paged_attention(self, q, cache, batch, **kwargs):
+        if batch.key_starts is not None:
+            is_empty = batch.key_starts == batch.key_stops
+            batch = replace(batch, key_starts=batch.key_starts.masked_fill(is_empty, 0))
+        return super().paged_attention(q, cache, batch, **kwargs)
+
+
+class ScoresIgnoreKeyRanges(ReferenceBackend):
+    def index_scores(self, iq, weights, cache, batch, chunk=None):
+        return super().index_scores(iq, weights, cache, replace(batch, key_starts=None, key_stops=None), chunk)
+
+
 class TiesGoToTheHigherId(ReferenceBackend):
     def select_topk(self, scores, lengths, k, width, deterministic=True):
         topk = super().select_topk(scores, lengths, k, width)

@@ -26,7 +26,10 @@ def paged_attention(
     softcap: float | None = None,
     causal: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [tokens, heads, v_head_dim] and lse [tokens, heads]; a request's last query sits at its last position."""
+    """out [tokens, heads, v_head_dim] and lse [tokens, heads]; a request's last query sits at its last position.
+
+    Where the batch has key ranges, they alone say what a query sees.
+    """
     _check_query(q, cache)
     starts = batch.query_start_loc.tolist()
     lengths = batch.seq_lens.tolist()
@@ -38,6 +41,9 @@ def paged_attention(
         for token in range(first, stop):
             position = seq_len - (stop - token)
             seen = visible_keys(position, seq_len, causal=causal, window=window, chunk=chunk)
+            if batch.key_stops is not None:
+                start = 0 if batch.key_starts is None else int(batch.key_starts[token])
+                seen = list(range(start, int(batch.key_stops[token])))
             out[token], lse[token] = attend_keys(q[token], keys[seen], values[seen], softmax_scale=softmax_scale, softcap=softcap)
     return out, lse
 

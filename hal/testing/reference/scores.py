@@ -18,7 +18,10 @@ def index_scores(
     batch: PagedBatch,
     chunk: IndexerChunk | None = None,
 ) -> torch.Tensor:
-    """Scores [chunk tokens, keys]: sum over heads of weight * relu(q . k) for each key up to the token itself, else -inf."""
+    """Scores [chunk tokens, keys]: sum over heads of weight * relu(q . k) for each key up to the token itself, else -inf.
+
+    Where the batch has key ranges, they say which keys.
+    """
     first, stop = (0, iq.shape[0]) if chunk is None else (chunk.token_start, chunk.token_stop)
     width = batch.max_seq_len if chunk is None else chunk.max_seq_len
     scores = torch.full((stop - first, width), -math.inf).double()
@@ -27,7 +30,10 @@ def index_scores(
     for request, seq_len in enumerate(batch.seq_lens.tolist()):
         (keys,) = read_request(cache, tables[request], seq_len)
         for token in range(max(starts[request], first), min(starts[request + 1], stop)):
-            bound = max(seq_len - (starts[request + 1] - token) + 1, 0)
-            products = torch.relu(iq[token].double() @ keys[:bound].T)
-            scores[token - first, :bound] = weights[token].double() @ products
+            seen = slice(0, max(seq_len - (starts[request + 1] - token) + 1, 0))
+            if batch.key_stops is not None:
+                start = 0 if batch.key_starts is None else int(batch.key_starts[token])
+                seen = slice(start, int(batch.key_stops[token]))
+            products = torch.relu(iq[token].double() @ keys[seen].T)
+            scores[token - first, seen] = weights[token].double() @ products
     return scores

@@ -9,7 +9,23 @@ from hal.common.capabilities import Capabilities
 from hal.common.errors import BackendError
 from hal.testing.case import FULL, Case, Profile, Sizes, fit_sizes
 
-from . import bad_input, caches, compress, far_rows, merge, paged, pipeline, pools, rows, scores, sink, sparse, topk, varlen
+from . import (
+    bad_input,
+    caches,
+    compress,
+    far_rows,
+    merge,
+    paged,
+    pipeline,
+    pools,
+    ranges,
+    rows,
+    scores,
+    sink,
+    sparse,
+    topk,
+    varlen,
+)
 
 Generate = Callable[[Capabilities, Sizes], Iterator[Case]]
 
@@ -18,6 +34,7 @@ _GENERATORS: tuple[Generate, ...] = (
     paged.cases,
     varlen.cases,
     scores.cases,
+    ranges.cases,
     topk.cases,
     pools.cases,
     compress.cases,

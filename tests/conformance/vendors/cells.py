@@ -94,7 +94,14 @@ class Cell:
         return type(f"Narrow{cls.__name__}", (cls,), {**portable, "capabilities": declared})
 
 
-_NARROW = {"chunk": False, "masked_varlen": False, "deterministic": False, "max_index_pool": 1, "families": frozenset({"mla"})}
+_NARROW = {
+    "chunk": False,
+    "masked_varlen": False,
+    "deterministic": False,
+    "key_ranges": False,
+    "max_index_pool": 1,
+    "families": frozenset({"mla"}),
+}
 
 
 def _contract_calls() -> frozenset[str]:
