@@ -76,22 +76,16 @@ class ShardBounds:
 
     def share(self, requests: slice, tokens: slice, batches: Iterable[PagedBatch]) -> dict[KeyRule, tuple[PagedBatch, ...]]:
         """A phase's batches as this rank's shard answers them, by rule, one per cache group; fill() gives them values."""
-        lengths = self._ordered_lens[requests]
-        given = tuple(batches)
-        return {
-            rule: tuple(
-                replace(
-                    batch,
-                    seq_lens=lengths,
-                    max_seq_len=longest_share(batch.max_seq_len, self._parallel),
-                    key_starts=self._starts[index, tokens],
-                    key_stops=self._stops[index, tokens],
-                    memo={},
-                )
-                for batch in given
+        lengths, given = self._ordered_lens[requests], tuple(batches)
+        longest = longest_share(given[0].max_seq_len, self._parallel) if given else 0
+        shards = {}
+        for index, rule in enumerate(self._rules):
+            starts, stops = self._starts[index, tokens], self._stops[index, tokens]
+            shards[rule] = tuple(
+                replace(each, seq_lens=lengths, max_seq_len=longest, memo={}, key_starts=starts, key_stops=stops)
+                for each in given
             )
-            for index, rule in enumerate(self._rules)
-        }
+        return shards
 
     def narrow(self, chunks: Iterable[IndexerChunk]) -> tuple[IndexerChunk, ...]:
         """Chunks of as many tokens whose scores are as wide as a rank's share can be, the same on every rank."""

@@ -10,10 +10,9 @@ from .dcp_group import DCPGroup
 from .kernels import IndexerChunk, KVCache, PagedBatch
 from .parallel import Parallel, global_position
 
-_NO_ID = 2**31 - 1
-
-
 ScoreInputs = tuple[torch.Tensor, torch.Tensor, KVCache, PagedBatch, IndexerChunk]
+
+_NO_ID = 2**31 - 1
 
 
 def choose_over_ranks(kernels: Any, inputs: ScoreInputs, k: int, width: int, ranks: DCPGroup) -> torch.Tensor:
@@ -27,7 +26,7 @@ def choose_over_ranks(kernels: Any, inputs: ScoreInputs, k: int, width: int, ran
     lengths = batch.seq_lens if batch.key_stops is None else batch.key_stops
     lengths = lengths[chunk.token_start : chunk.token_stop]
     count = min(k, scores.shape[1])
-    values, ids = _find_candidates(kernels, scores, lengths, count, width, ranks.parallel)
+    values, ids = find_candidates(kernels, scores, lengths, count, width, ranks.parallel)
     values, ids = _exchange(values, ids, ranks)
     return merge_candidates(kernels, values, ids, k, width)
 
@@ -44,7 +43,7 @@ def merge_candidates(kernels: Any, values: torch.Tensor, ids: torch.Tensor, k: i
     return torch.where(columns >= 0, chosen, columns)
 
 
-def _find_candidates(
+def find_candidates(
     kernels: Any, scores: torch.Tensor, lengths: torch.Tensor, count: int, width: int, parallel: Parallel
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The values and positions [tokens, count] of this rank's best keys, without NaN; 2**31 - 1 where there is none."""

@@ -51,10 +51,14 @@ class Engine:
         self.dtype: torch.dtype = getattr(torch, dtype)
         limits = limits or hal.Limits(64, 6, 48, block_size=block_size)
         self.plan = hal.plan(shape, "cpu", limits=limits, dtype=dtype, **plan)
-        self.attention = self.plan.open(num_blocks)
+        self.attention = self.open(num_blocks)
         self.generator = torch.Generator().manual_seed(seed)
         self.requests: dict[int, Running] = {}
         self.extra_columns = 2
+
+    def open(self, num_blocks: int) -> Any:
+        """What the steps run on."""
+        return self.plan.open(num_blocks)
 
     def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
         """Normal values in the engine's type."""
@@ -70,7 +74,7 @@ class Engine:
         for name, new in step:
             running = self.requests.setdefault(name, Running())
             running.length += new
-            needed = -(-running.length // self.plan.block_size) - len(running.pages)
+            needed = -(-running.length // self.plan.tokens_per_page) - len(running.pages)
             running.pages += self.attention.pages.allocate(needed)
             members.append(running)
         width = max((len(running.pages) for running in members), default=0) + self.extra_columns

@@ -28,17 +28,17 @@ def run_step(
 
 def run_layer(engine: Engine, layer: LayerShape, step: Step, metadata: hal.StepMetadata) -> torch.Tensor:
     """One layer of a built step; rows of padded tokens are NaN on the way in."""
-    tokens, padded = metadata.num_tokens, metadata.num_tokens_padded
-    q = _padded(engine.random(tokens, layer.num_heads, layer.head_dim), padded)
+    tokens, count = metadata.num_tokens, metadata.num_tokens_padded
+    q = padded(engine.random(tokens, layer.num_heads, layer.head_dim), count)
     sink = torch.randn(layer.num_heads, generator=engine.generator) if layer.sink else None
     k = v = None
     if layer.owns_kv:
-        k = _padded(engine.random(tokens, layer.num_kv_heads, layer.head_dim), padded)
-        v = _padded(engine.random(tokens, layer.num_kv_heads, layer.v_head_dim), padded)
+        k = padded(engine.random(tokens, layer.num_kv_heads, layer.head_dim), count)
+        v = padded(engine.random(tokens, layer.num_kv_heads, layer.v_head_dim), count)
         engine.record((layer.layer_id, "k"), step, k)
         engine.record((layer.layer_id, "v"), step, v)
     out = engine.attention.attend(layer.layer_id, q, k, v, metadata, sink=sink)
-    expected = torch.zeros(padded, layer.num_heads, layer.v_head_dim, dtype=torch.float64)
+    expected = torch.zeros(count, layer.num_heads, layer.v_head_dim, dtype=torch.float64)
     for token, (name, position) in enumerate(engine.tokens(step)):
         running = engine.requests[name]
         keys, values = (running.history((layer.kv_source, part)) for part in ("k", "v"))
@@ -48,6 +48,7 @@ def run_layer(engine: Engine, layer: LayerShape, step: Step, metadata: hal.StepM
     return out
 
 
-def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
+def padded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Rows and NaN after them, so many in all."""
     padding = rows.new_full((count - rows.shape[0], *rows.shape[1:]), torch.nan)
     return torch.cat([rows, padding])

@@ -13,7 +13,8 @@ from hal.config import LayerShape
 
 from . import oracle
 from .engine import Engine, Step
-from .shapes import INDEX_HEADS, INDEX_WIDTH, MLA, MLA_HEADS
+from .gqa_run import padded
+from .shapes import INDEX_HEADS, INDEX_WIDTH, MLA
 
 Choose = Callable[[int, int, int], list[int]]
 
@@ -30,8 +31,8 @@ def bind(engine: Engine) -> dict[int, Weights]:
     """Random up-projections for every MLA layer."""
     weights = {}
     for layer in engine.shape.layers:
-        w_uk = engine.random(MLA_HEADS, MLA.qk_nope_head_dim, MLA.kv_lora_rank, scale=0.3)
-        w_uv = engine.random(MLA_HEADS, MLA.v_head_dim, MLA.kv_lora_rank, scale=0.3)
+        w_uk = engine.random(layer.num_heads, MLA.qk_nope_head_dim, MLA.kv_lora_rank, scale=0.3)
+        w_uv = engine.random(layer.num_heads, MLA.v_head_dim, MLA.kv_lora_rank, scale=0.3)
         engine.attention.bind_weights(layer.layer_id, w_uk, w_uv)
         weights[layer.layer_id] = Weights(w_uk=w_uk, w_uv=w_uv)
     return weights
@@ -56,7 +57,8 @@ def run_step(
         if layer.indexer is None:
             choices = None
         elif layer.indexer.owns:
-            index, choices = _index(engine, layer, step)
+            whole, choices = _index(engine, layer, step)
+            index = hal.IndexInputs(*(padded(part, metadata.num_tokens_padded) for part in whole))
         outputs[layer.layer_id] = run_layer(engine, layer, weights[layer.layer_id], step, metadata, choices, index=index)
     return outputs
 
@@ -72,19 +74,23 @@ def run_layer(
     absorb: bool = False,
     **arguments: Any,
 ) -> torch.Tensor:
-    """One layer; choices: the keys of each token where not all. absorb: hand over q_nope through w_uk, and expect latents."""
+    """One layer; choices: the keys of each token where not all. absorb: hand over q_nope through w_uk, and expect latents.
+
+    Rows of padded tokens are NaN on the way in.
+    """
     tokens = metadata.num_tokens
     q_nope, q_rope = (
-        engine.random(tokens, MLA_HEADS, MLA.qk_nope_head_dim),
-        engine.random(tokens, MLA_HEADS, MLA.qk_rope_head_dim),
+        engine.random(tokens, layer.num_heads, MLA.qk_nope_head_dim),
+        engine.random(tokens, layer.num_heads, MLA.qk_rope_head_dim),
     )
     latent, k_rope = engine.random(tokens, MLA.kv_lora_rank), engine.random(tokens, MLA.qk_rope_head_dim)
     engine.record((layer.layer_id, "latent"), step, latent)
     engine.record((layer.layer_id, "rope"), step, k_rope)
-    sink = torch.randn(MLA_HEADS, generator=engine.generator) if layer.sink else None
+    sink = torch.randn(layer.num_heads, generator=engine.generator) if layer.sink else None
     nope = torch.einsum("thd,hdl->thl", q_nope, weights.w_uk) if absorb else q_nope
-    out = engine.attention.attend_mla(layer.layer_id, nope, q_rope, latent, k_rope, metadata, sink=sink, **arguments)
-    w_uv = torch.eye(MLA.kv_lora_rank, dtype=torch.float64).expand(MLA_HEADS, -1, -1) if absorb else weights.w_uv
+    inputs = [padded(part, metadata.num_tokens_padded) for part in (nope, q_rope, latent, k_rope)]
+    out = engine.attention.attend_mla(layer.layer_id, *inputs, metadata, sink=sink, **arguments)
+    w_uv = torch.eye(MLA.kv_lora_rank, dtype=torch.float64).expand(layer.num_heads, -1, -1) if absorb else weights.w_uv
     expected = out.new_zeros(out.shape, dtype=torch.float64)
     for token, (name, position) in enumerate(engine.tokens(step)):
         running = engine.requests[name]
@@ -97,6 +103,21 @@ def run_layer(
         expected[token] = oracle.attend(layer, q, keys[chosen], values[chosen], sink)
     oracle.expect_close(out, expected, str(engine.dtype).removeprefix("torch."))
     return out
+
+
+def draw_choice(engine: Engine, step: Step, width: int) -> tuple[torch.Tensor, list[list[int]]]:
+    """For each token some of the keys it may see, in any order, among -1."""
+    rows, choices = [], []
+    for _, position in engine.tokens(step):
+        keys = torch.randperm(position + 1, generator=engine.generator)[:width].tolist()
+        kept = keys[: int(torch.randint(len(keys) + 1, (1,), generator=engine.generator))]
+        cells = torch.randperm(width, generator=engine.generator)[: len(kept)].tolist()
+        row = [-1] * width
+        for cell, key in zip(cells, kept, strict=True):
+            row[cell] = key
+        rows.append(row)
+        choices.append(kept)
+    return torch.tensor(rows, dtype=torch.int32).reshape(-1, width), choices
 
 
 def _index(engine: Engine, layer: LayerShape, step: Step) -> tuple[hal.IndexInputs, list[list[int]]]:

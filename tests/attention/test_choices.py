@@ -14,7 +14,7 @@ from hal.common import mla_runs
 
 from .engine import Engine
 from .histories import BOUNDED, HISTORIES
-from .mla_run import bind, run_layer, run_step
+from .mla_run import bind, draw_choice, run_layer, run_step
 from .shapes import INDEX_HEADS, INDEX_WIDTH, MLA_HEADS, mla, model, sparse
 
 PATCHED = settings(BOUNDED, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -26,21 +26,6 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Each form of MLA in turn."""
     monkeypatch.setattr(mla_runs, "choose_form", lambda *_: request.param)
     return request.param
-
-
-def draw_choice(engine: Engine, step, width: int) -> tuple[torch.Tensor, list[list[int]]]:
-    """For each token some of the keys it may see, in any order, among -1."""
-    rows, choices = [], []
-    for _, position in engine.tokens(step):
-        keys = torch.randperm(position + 1, generator=engine.generator)[:width].tolist()
-        kept = keys[: int(torch.randint(len(keys) + 1, (1,), generator=engine.generator))]
-        cells = torch.randperm(width, generator=engine.generator)[: len(kept)].tolist()
-        row = [-1] * width
-        for cell, key in zip(cells, kept, strict=True):
-            row[cell] = key
-        rows.append(row)
-        choices.append(kept)
-    return torch.tensor(rows, dtype=torch.int32).reshape(-1, width), choices
 
 
 @PATCHED

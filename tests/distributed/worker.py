@@ -1,0 +1,34 @@
+"""One rank of a group, as a process: python -m tests.distributed.worker RANK RANKS STORE RESULTS"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from .checks import list_checks
+
+
+def main(rank: int, ranks: int, store: str, results: str) -> None:
+    """Run every check and write what became of each; after one that fails the ranks may be out of step, so it is the last."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=30))
+    found = {}
+    for name, check in list_checks(ranks).items():
+        try:
+            check()
+            found[name] = "passed"
+        except Exception:  # noqa: BLE001 - whatever it is belongs in the report
+            found[name] = traceback.format_exc()
+            break
+    Path(results).write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
