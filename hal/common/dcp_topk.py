@@ -15,11 +15,14 @@ ScoreInputs = tuple[torch.Tensor, torch.Tensor, KVCache, PagedBatch, IndexerChun
 _NO_ID = 2**31 - 1
 
 
-def choose_over_ranks(kernels: Any, inputs: ScoreInputs, k: int, width: int, ranks: DCPGroup) -> torch.Tensor:
-    """int32 [chunk tokens, width]: the k best positions of all ranks' keys by value, then by lower position, on every rank.
+def choose_over_ranks(
+    kernels: Any, inputs: ScoreInputs, k: int, width: int, ranks: DCPGroup
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 [chunk tokens, width]: the k best positions of all ranks' keys by value, then by lower position.
 
-    inputs: what index_scores takes, its batch being this rank's share. A key that is among the best of all is among its own
-    rank's best, so k candidates of each suffice: (dcp - 1) * tokens * k * (4 + size of a score) bytes come in.
+    Beside them bool [chunk tokens], where any rank's scores hold NaN. Both are the same on every rank. inputs: what
+    index_scores takes, its batch being this rank's share. A key that is among the best of all is among its own rank's best,
+    so k candidates of each suffice: (dcp - 1) * tokens * (k * (4 + size of a score) + 4) bytes come in.
     """
     batch, chunk = inputs[3], inputs[4]
     scores = kernels("index_scores")(*inputs)
@@ -27,8 +30,12 @@ def choose_over_ranks(kernels: Any, inputs: ScoreInputs, k: int, width: int, ran
     lengths = lengths[chunk.token_start : chunk.token_stop]
     count = min(k, scores.shape[1])
     values, ids = find_candidates(kernels, scores, lengths, count, width, ranks.parallel)
-    values, ids = _exchange(values, ids, ranks)
-    return merge_candidates(kernels, values, ids, k, width)
+    has_nan = scores.amax(dim=1).isnan()
+    # One collective, all of it as bits of one type.
+    packed = ranks.gather(torch.cat([values.view(torch.int32), ids, has_nan[:, None].int()], dim=1)).movedim(0, 1)
+    values = packed[..., : -count - 1].contiguous().view(values.dtype).flatten(1)
+    chosen = merge_candidates(kernels, values, packed[..., -count - 1 : -1].flatten(1), k, width)
+    return chosen, packed[..., -1].any(dim=1)
 
 
 def merge_candidates(kernels: Any, values: torch.Tensor, ids: torch.Tensor, k: int, width: int) -> torch.Tensor:
@@ -52,11 +59,3 @@ def find_candidates(
     is_none = best < 0
     values = values.masked_fill(is_none | values.isnan(), float("-inf"))
     return values, global_position(best, parallel).masked_fill(is_none, _NO_ID)
-
-
-def _exchange(values: torch.Tensor, ids: torch.Tensor, ranks: DCPGroup) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every rank's candidates side by side, values and ids as bits of one tensor in one collective."""
-    bits = values.view(torch.int32)
-    packed = ranks.gather(torch.cat([bits, ids], dim=1)).movedim(0, 1)
-    found = packed[..., : bits.shape[1]].contiguous().view(values.dtype)
-    return found.flatten(1), packed[..., bits.shape[1] :].flatten(1)
