@@ -31,7 +31,7 @@ class Calls:
 
 def ways() -> list[bool]:
     """Apart always; by ranges where the CPU backend declares that it reads them."""
-    return [False, True] if hal.kernels("cpu").capabilities.dcp else [False]
+    return [False, True] if hal.kernels("cpu").capabilities.key_ranges else [False]
 
 
 @pytest.mark.parametrize("reads", ways(), ids=lambda reads: "ranges" if reads else "apart")
@@ -45,7 +45,7 @@ def test_every_query_sees_the_keys_that_are_closed(reads: bool, lengths: list[tu
     queries, seqs = [new for new, _ in lengths], [new + past for new, past in lengths]
     tokens = sum(queries)
     generator = torch.Generator().manual_seed(tokens)
-    table = torch.randperm(40, generator=generator)[: 4 * len(lengths)].reshape(-1, 4).to(torch.int32)
+    table = torch.randperm(40, generator=generator)[: 5 * len(lengths)].reshape(-1, 5).to(torch.int32)
     storage = torch.randn(40, PAGE, WIDTH, generator=generator, dtype=torch.float64)
     cache = hal.KVCache(storage, index_layout(WIDTH, "float64"), PAGE, PAGE)
     iq = torch.randn(tokens, HEADS, WIDTH, generator=generator, dtype=torch.float64)
