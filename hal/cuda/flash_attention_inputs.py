@@ -6,7 +6,7 @@ import torch
 
 from hal.common.kernels import KVCache, PagedBatch, Segment
 from hal.common.vendor import KernelFacts
-from hal.common.vendor.tensors import pad_to, round_up, split_latent, split_pages, split_query
+from hal.common.vendor.tensors import pad_to, readable_table, round_up, split_latent, split_pages, split_query
 
 from .flash_attention_calls import Gather, Inputs
 
@@ -35,8 +35,6 @@ def page_inputs(
         k, v = split_latent(cache, cache.storage[:, : cache.block_size].unsqueeze(2), rope or MLA_HEAD_DIM)
     else:
         k, v = split_pages(cache)
-    # Pages behind a window may be gone from the table, and a tile that begins before the window still looks them up.
-    table = batch.block_table if window is None else batch.block_table.clamp(min=0)
     return Inputs(
         q=q,
         k=k,
@@ -44,7 +42,7 @@ def page_inputs(
         q_latent=q_latent,
         query_start_loc=batch.query_start_loc,
         key_lens=batch.seq_lens,
-        block_table=table,
+        block_table=readable_table(batch, cache.num_pages),
         max_query_len=batch.max_query_len,
         max_seq_len=batch.max_seq_len,
         softmax_scale=softmax_scale,

@@ -50,7 +50,14 @@ class Aiter(VendorBackend, ROCmTriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from hal.common.vendor.tensors import check_paged, empty_results, settle_results, split_pages, visible_lengths
+        from hal.common.vendor.tensors import (
+            check_paged,
+            empty_results,
+            readable_table,
+            settle_results,
+            split_pages,
+            visible_lengths,
+        )
 
         from .aiter_calls import build_unified_call
 
@@ -65,11 +72,18 @@ class Aiter(VendorBackend, ROCmTriton):
         kernel = self.choose_kernel("paged_attention", "attention")
         self.check_page(kernel, cache)
         k, v = split_pages(cache)
-        # Pages behind a window may be gone from the table, and a tile that begins before the window still looks them up.
-        table = batch.block_table if window is None else batch.block_table.clamp(min=0)
         result = q.new_empty(*q.shape[:2], width) if out is None else out
         call = build_unified_call(
-            kernel, q, k, v, batch, table, result, softmax_scale=softmax_scale, window=window, softcap=softcap
+            kernel,
+            q,
+            k,
+            v,
+            batch,
+            readable_table(batch, cache.num_pages),
+            result,
+            softmax_scale=softmax_scale,
+            window=window,
+            softcap=softcap,
         )
         self.resolver.call(call)
         lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=True)

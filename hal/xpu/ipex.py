@@ -57,6 +57,7 @@ class IPEX(VendorBackend, XPUTriton):
         from hal.common.vendor.tensors import (
             check_paged,
             empty_results,
+            readable_table,
             settle_results,
             split_pages,
             token_requests,
@@ -86,13 +87,13 @@ class IPEX(VendorBackend, XPUTriton):
             # One row per query, not per request: requests without a query would shift the rows. An empty list of keys is
             # not said to work, so it gets one, and its result is replaced afterwards.
             request = token_requests(batch.query_start_loc, tokens).clamp(max=requests - 1)
-            table = batch.block_table[request].clamp(min=0)
+            table = readable_table(batch, cache.num_pages)[request]
             call = build_decode_call(
                 kernel, q, k, v, table, lengths.clamp(min=1), batch.max_seq_len, result, softmax_scale=softmax_scale
             )
         else:
             # The prefill kernel takes no strides: it gets the batch's pages as dense copies, one after another.
-            table = batch.block_table[:, : -(-batch.max_seq_len // cache.block_size)].clamp(min=0)
+            table = readable_table(batch, cache.num_pages)[:, : -(-batch.max_seq_len // cache.block_size)]
             k, v = (pages[table.reshape(-1)].contiguous() for pages in (k, v))
             numbered = torch.arange(table.numel(), dtype=torch.int32, device=q.device).view_as(table)
             call = build_prefill_call(kernel, q, k, v, batch, numbered, result, softmax_scale=softmax_scale)

@@ -52,7 +52,14 @@ class XPUKernels(VendorBackend, XPUTriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from hal.common.vendor.tensors import check_paged, empty_results, settle_results, split_pages, visible_lengths
+        from hal.common.vendor.tensors import (
+            check_paged,
+            empty_results,
+            readable_table,
+            settle_results,
+            split_pages,
+            visible_lengths,
+        )
 
         from .kernels_calls import build_call, returned_lse
 
@@ -81,8 +88,7 @@ class XPUKernels(VendorBackend, XPUTriton):
             batch.max_query_len,
             batch.max_seq_len,
             key_lens=batch.seq_lens,
-            # Pages behind a window may be gone from the table, and a tile that begins before the window looks them up.
-            block_table=batch.block_table if window is None else batch.block_table.clamp(min=0),
+            block_table=readable_table(batch, cache.num_pages),
             softmax_scale=softmax_scale,
             window=window,
             causal=causal,

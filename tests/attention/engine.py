@@ -60,6 +60,10 @@ class Engine:
         """What the steps run on."""
         return self.plan.open(num_blocks)
 
+    def allocate(self, count: int) -> list[int]:
+        """Pages for a request that grows."""
+        return self.attention.pages.allocate(count)
+
     def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
         """Normal values in the engine's type."""
         return (torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale).to(self.dtype)
@@ -75,7 +79,7 @@ class Engine:
             running = self.requests.setdefault(name, Running())
             running.length += new
             needed = -(-running.length // self.plan.tokens_per_page) - len(running.pages)
-            running.pages += self.attention.pages.allocate(needed)
+            running.pages += self.allocate(needed)
             members.append(running)
         width = max((len(running.pages) for running in members), default=0) + self.extra_columns
         table = np.full((len(members), width), JUNK, np.int32)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import hal
+from hal.common.pages import PagePool
 
 from .engine import Engine
 from .gqa_run import run_step
@@ -53,6 +55,80 @@ def test_bound_tensors_give_what_the_definition_gives(kind: str, how: str) -> No
             run_mla_step(engine, weights, step)
         else:
             run_step(engine, step)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 12, 64])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_an_engines_page_may_be_of_any_size_that_is_a_multiple_of_the_kernels(kind: str, block_size: int) -> None:
+    engine = Engine(SHAPES[kind], dtype="float64", block_size=block_size)
+    engine.attention = engine.plan.bind(place(engine.plan.cache_specs(), 80, "gaps"))
+    weights = bind_weights(engine) if kind == "mla" else {}
+    for step in SCRIPT:
+        if kind == "mla":
+            run_mla_step(engine, weights, step)
+        else:
+            run_step(engine, step)
+
+
+class TestFromDevice:
+    """The engine's own tensors and the step as it has it on the device, against the definition."""
+
+    @pytest.mark.parametrize("known", ["bounds", "lengths"])
+    @pytest.mark.parametrize("how", PLACES)
+    @pytest.mark.parametrize("kind", SHAPES)
+    def test_device_batches_on_bound_tensors(self, kind: str, how: str, known: str) -> None:
+        engine = Engine(SHAPES[kind], dtype="float64")
+        engine.attention = engine.plan.bind(place(engine.plan.cache_specs(), 40, how))
+        self.run(engine, kind, lambda batch: self.to_device(batch, batch.block_tables, known))
+
+    @pytest.mark.parametrize("how", PLACES)
+    @pytest.mark.parametrize("kind", SHAPES)
+    def test_a_table_for_each_group_with_ids_of_its_own(self, kind: str, how: str) -> None:
+        """As many pages as differ from group to group, and another page of each for the same tokens."""
+        engine = Engine(SHAPES[kind], dtype="float64")
+        groups = len(engine.plan.groups)
+        counts = [40 + 7 * group for group in range(groups)]
+        specs = engine.plan.cache_specs()
+        tensors: dict[Any, torch.Tensor] = {}
+        for group, count in enumerate(counts):
+            tensors |= {key: t for key, t in place(specs, count, how).items() if group_of(specs, key) == group}
+        engine.attention = engine.plan.bind(tensors)
+        assert [pool.num_pages for pool in engine.attention.pools] == counts
+        engine.allocate = PagePool(40).allocate
+
+        def to_batch(batch: hal.Batch) -> Any:
+            table = batch.block_tables[0]
+            renamed = [np.where(table < 40, (table + 5 * group) % count, -1) for group, count in enumerate(counts)]
+            return self.to_device(batch, renamed, "lengths")
+
+        self.run(engine, kind, to_batch)
+
+    def run(self, engine: Engine, kind: str, to_batch: Any) -> None:
+        weights = bind_weights(engine) if kind == "mla" else {}
+        for step in SCRIPT:
+            if kind == "mla":
+                run_mla_step(engine, weights, step, to_batch=to_batch)
+            else:
+                run_step(engine, step, to_batch=to_batch)
+        assert engine.attention.lost_tokens == engine.attention.lost_pages == 0
+
+    @staticmethod
+    def to_device(batch: hal.Batch, tables: Any, known: str) -> Any:
+        queries, lengths = batch.query_lens.tolist(), batch.seq_lens.tolist()
+        hints = {"query_lens": queries, "seq_lens_upper": lengths} if known == "lengths" else {"num_decodes": 0}
+        return hal.Batch.from_device(
+            torch.tensor(np.cumsum([0, *queries]), dtype=torch.int32),
+            torch.tensor(lengths, dtype=torch.int32),
+            [torch.from_numpy(np.ascontiguousarray(table)) for table in tables],
+            num_tokens=sum(queries),
+            max_query_len=max(queries),
+            max_seq_len=max(lengths),
+            **hints,
+        )
+
+
+def group_of(specs: tuple[Any, ...], key: Any) -> int:
+    return next(spec.group for spec in specs if spec.key == key)
 
 
 @pytest.mark.parametrize("how", PLACES)

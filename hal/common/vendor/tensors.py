@@ -12,6 +12,22 @@ from hal.common.kernels import KVCache, PagedBatch, Segment
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
+def readable_table(batch: PagedBatch, num_pages: int) -> torch.Tensor:
+    """The block table with page 0 in place of ids that are none of num_pages; the same for every layer of a step.
+
+    Libraries have no word for such a page and look it up: behind a window, where a tile begins before it, and where an
+    engine's device table is wrong. Nothing outside the cache is read then, though page 0 is.
+    """
+    key = ("readable_table", num_pages)
+    table = None if batch.memo is None else batch.memo.get(key)
+    if not isinstance(table, torch.Tensor):
+        given = batch.block_table
+        table = torch.where((given >= 0) & (given < num_pages), given, 0)
+        if batch.memo is not None:
+            batch.memo[key] = table
+    return table
+
+
 def split_pages(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of a `kv` cache as K [pages, block_size, kv_heads, head_dim] and V."""
     keys, values = cache.storage[:, : cache.block_size].split(cache.layout.widths, dim=-1)

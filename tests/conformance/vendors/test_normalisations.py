@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hal.common.errors import BackendError
-from hal.common.kernels import Segment
+from hal.common.kernels import PagedBatch, Segment
 from hal.common.layouts import latent_layout
 from hal.common.vendor import KernelFacts, segments, tensors
 from hal.cuda import flash_attention_calls, flash_attention_inputs
@@ -89,6 +89,11 @@ def plain_csr(rows: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, to
     return indptr, rows.reshape(-1)
 
 
+def given_table(batch: PagedBatch, _num_pages: int) -> torch.Tensor:
+    """The table with whatever is in it."""
+    return batch.block_table
+
+
 REAL_SETTLE = tensors.settle_results
 REAL_FA4 = flash_attention_calls._spell_fa4
 REAL_MLA = aiter_calls.build_mla_call
@@ -121,9 +126,9 @@ REMOVALS = (
     Removal("lse_shape", XPU, "paged_attention", "mixed", kernels_calls, "returned_lse", keep_lse_of_xpu, "lse"),
     Removal("window", LATEST, "paged_attention", "window4", CALLS.Inputs, "left", property(inclusive_window)),
     Removal("window", FOURTH, "varlen_attention", "window4", CALLS.Inputs, "left", property(inclusive_window)),
-    Removal("freed_pages", LATEST, "paged_attention", "window5_freed_pages", torch.Tensor, "clamp", keep),
-    Removal("freed_pages", PUBLISHED, "paged_attention", "window5_freed_pages", torch.Tensor, "clamp", keep),
-    Removal("freed_pages", XPU, "paged_attention", "window5_freed_pages", torch.Tensor, "clamp", keep, "lse"),
+    Removal("freed_pages", LATEST, "paged_attention", "window5_freed_pages", INPUTS, "readable_table", given_table),
+    Removal("freed_pages", PUBLISHED, "paged_attention", "window5_freed_pages", tensors, "readable_table", given_table),
+    Removal("freed_pages", XPU, "paged_attention", "window5_freed_pages", tensors, "readable_table", given_table, "lse"),
     Removal("no_rope", LATEST, "sparse_mla", "lora512_rope0", INPUTS, "MLA_HEAD_DIM", 0),
     Removal("padded_values", LATEST, "varlen_attention", "widths192_128", tensors, "pad_to", keep),
     Removal("padded_values", XPU, "varlen_attention", "widths192_128", tensors, "pad_to", keep),
@@ -193,3 +198,16 @@ def test_rows_that_are_not_compacted_are_refused() -> None:
 def test_published_release_has_no_lse() -> None:
     with pytest.raises(BackendError, match="no argument return_lse"):
         attend(Removal("", PUBLISHED, "sparse_mla", "", None, "", keep), make_segment(5, valid=1), need_lse=True)
+
+
+def test_a_library_is_told_of_no_page_outside_the_cache() -> None:
+    """And of the same table for every layer of a step."""
+    table = torch.tensor([[3, -1, 4], [-(2**31), 0, 2**31 - 1]], dtype=torch.int32)
+    starts, lens = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([9, 9], dtype=torch.int32)
+    batch = PagedBatch(starts, lens, table, 1, 9, 2, memo={})
+    readable = tensors.readable_table(batch, 4)
+    assert readable.tolist() == [[3, 0, 0], [0, 0, 0]]
+    assert readable.dtype == torch.int32
+    assert tensors.readable_table(batch, 4) is readable
+    assert tensors.readable_table(batch, 5).tolist() == [[3, 0, 4], [0, 0, 0]]
+    assert table.tolist()[0] == [3, -1, 4]
