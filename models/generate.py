@@ -107,7 +107,7 @@ def _admit(model: Model, waiting: deque[Running], running: list[Running]) -> Non
         needed = waiting[0].pages_needed(block_size)
         if needed > pages.num_free:
             break
-        waiting[0].pages = pages.allocate(needed)
+        waiting[0].hold(pages.allocate(needed))
         running.append(waiting.popleft())
     if not running:
         raise CapacityError(

@@ -52,6 +52,7 @@ class Model:
         self._takes_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         # Modules that append entries to their keys widen a narrower mask; one as wide as the keys is left alone.
         self._has_entries = any(layer.kind == "compressed" for layer in plan.shape.layers)
+        self._device = module.device
         self._mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=module.device)
 
     def forward(self, input_ids: torch.Tensor, batch: Batch, rows: Sequence[int] | None = None) -> torch.Tensor:
@@ -64,16 +65,15 @@ class Model:
         step = self._step
         step.attention, step.metadata = self.attention, metadata
         tokens = len(input_ids)
-        device = self.module.device
         keywords: dict[str, Any] = {}
-        keep = None if rows is None or len(rows) == tokens else torch.tensor(rows, dtype=torch.long, device=device)
+        keep = None if rows is None or len(rows) == tokens else torch.tensor(rows, dtype=torch.long, device=self._device)
         if keep is not None and self._takes_rows:
             keywords["logits_to_keep"] = keep
         try:
             with torch.inference_mode():
                 # A mask of four dimensions is passed through untouched; hal's lengths say what may be seen.
                 output = self.module(
-                    input_ids=input_ids.to(device).unsqueeze(0),
+                    input_ids=input_ids.to(self._device).unsqueeze(0),
                     position_ids=metadata.positions[:tokens].unsqueeze(0),
                     attention_mask=self._mask.expand(1, 1, tokens, tokens if self._has_entries else 1),
                     use_cache=False,

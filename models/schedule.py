@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hal.common.batch import Batch
@@ -21,7 +23,13 @@ class Running:
     max_length: int
     generator: torch.Generator | None
     pages: list[int] = field(default_factory=list)
+    block_table: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_computed: int = 0
+
+    def hold(self, pages: list[int]) -> None:
+        """Take pages, as the ids to give back and as the row of a block table."""
+        self.pages = pages
+        self.block_table = np.array(pages, np.int32)
 
     @property
     def is_decoding(self) -> bool:
@@ -42,12 +50,17 @@ class Turn:
 
     def batch(self) -> Batch:
         """The step as hal wants it; one table, because a page id means the same page in every group."""
-        width = max(len(sequence.pages) for sequence in self.sequences)
-        table = np.zeros((len(self.sequences), width), dtype=np.int32)
-        for row, sequence in zip(table, self.sequences, strict=True):
-            row[: len(sequence.pages)] = sequence.pages
         ends = [sequence.num_computed + count for sequence, count in zip(self.sequences, self.counts, strict=True)]
-        return Batch(self.counts, ends, table)
+        return Batch(np.array(self.counts, np.int32), np.array(ends, np.int32), self._block_table())
+
+    def _block_table(self) -> npt.NDArray[np.int32]:
+        rows = [sequence.block_table for sequence in self.sequences]
+        if len(rows) == 1:
+            return rows[0][None]
+        table = np.zeros((len(rows), max(map(len, rows))), np.int32)
+        for held, row in zip(rows, table, strict=True):
+            row[: len(held)] = held
+        return table
 
     def input_ids(self) -> torch.Tensor:
         """The tokens to compute, all sequences end to end, int64 [tokens]."""
@@ -62,10 +75,9 @@ class Turn:
 
     def finished_rows(self) -> tuple[list[Running], list[int]]:
         """The sequences that this step computes to their end, and the row of each one's last token."""
-        ends = np.cumsum(self.counts).tolist()
         last = [
             (sequence, end - 1)
-            for sequence, count, end in zip(self.sequences, self.counts, ends, strict=True)
+            for sequence, count, end in zip(self.sequences, self.counts, accumulate(self.counts), strict=True)
             if sequence.num_computed + count == len(sequence.tokens)
         ]
         return [sequence for sequence, _ in last], [row for _, row in last]
