@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from .keys import KeyResolver, ResolvedKey, conversions, find_collisions
 from .prefixes import infer_prefixes
 from .skipping import explain_skip, explain_unused
 from .verdict import CheckpointPlan
+
+PACKED = frozenset({"I8", "U8", "I32", "I64"})
 
 
 def plan_checkpoint(path: str | Path) -> CheckpointPlan:
@@ -54,7 +56,9 @@ def plan_tensors(index: CheckpointIndex, module: PreTrainedModel, shape: ModelSh
         unused=keys.unused,
         missing=_missing_after_tying(report.missing_keys, tied, resolver.state),
         unexpected=tuple(sorted(keys.unexpected | report.unexpected_keys)),
-        mismatched=_describe_mismatches(report) | _scaled_elements(keys.resolved, index.tensors, resolver.state),
+        mismatched=_describe_mismatches(report)
+        | _scaled_elements(keys.resolved, index.tensors, resolver.state)
+        | _packed_weights(keys.unexpected, index.tensors),
         collisions=find_collisions(keys.resolved),
         tied=tied,
         index_only=index.index_only,
@@ -138,6 +142,15 @@ def _scaled_elements(
         place.target: f"stored as {tensors[key].dtype}, which needs a scale; only unquantised checkpoints can be loaded"
         for key, place in resolved.items()
         if tensors[key].dtype.startswith("F8") and state[place.target].dtype.itemsize > 1
+    }
+
+
+def _packed_weights(unexpected: Collection[str], tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
+    # A matrix of whole numbers that no parameter takes holds several weights to a word; without them the model is made up.
+    return {
+        key: f"stored packed as {tensors[key].dtype}; only unquantised checkpoints can be loaded"
+        for key in sorted(unexpected)
+        if tensors[key].dtype in PACKED and len(tensors[key].shape) == 2
     }
 
 

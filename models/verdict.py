@@ -27,7 +27,7 @@ class CheckpointPlan:
     """Parameters that no key fills, after tying."""
     unexpected: tuple[str, ...] = ()
     mismatched: Mapping[str, str] = field(default_factory=dict)
-    """Parameter -> what is wrong with its tensors' shape or number."""
+    """Parameter -> what is wrong with its tensors' shape, number or type; key -> the same where it is no parameter's."""
     collisions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameter -> the keys that would all fill it."""
     tied: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class CheckpointPlan:
         problems = [
             _listed("listed by the index but in no file", self.index_only),
             _listed("filled twice", [f"{name} by {' and '.join(keys)}" for name, keys in self.collisions.items()]),
-            _listed("of another shape", [f"{name}: {what}" for name, what in self.mismatched.items()]),
+            _listed("of another shape or type", [f"{name}: {what}" for name, what in self.mismatched.items()]),
         ]
         if strict:
             problems += [

@@ -395,3 +395,26 @@ def test_a_config_without_a_generating_class_is_refused(tmp_path: Path) -> None:
     transformers.CLIPVisionConfig(hidden_size=32, num_attention_heads=2).save_pretrained(tmp_path)
     with pytest.raises((UnsupportedModelError, HalError)):
         plan_checkpoint(tmp_path)
+
+
+def test_packed_weights_are_refused_even_where_missing_ones_are_let_through(tmp_path: Path) -> None:
+    folders.save(tiny.build(composites.kimi_k25()), tmp_path)
+
+    def pack(tensors: folders.Tensors) -> folders.Tensors:
+        experts = {name: tensors.pop(name) for name in list(tensors) if ".mlp.experts." in name}
+        for name, weight in experts.items():
+            tensors[f"{name}_packed"] = torch.zeros(weight.shape[0], weight.shape[1] // 8, dtype=torch.int32)
+            tensors[f"{name}_scale"] = torch.ones(weight.shape[0], 1)
+        return tensors
+
+    folders.rewrite(tmp_path, pack)
+    for strict in (True, False):
+        with pytest.raises(CheckpointError, match=r"weight_packed: stored packed as I32; only unquantised"):
+            load(tmp_path, device="cpu", limits=LIMITS, strict=strict, progress=False)
+
+
+def test_a_composite_is_found_under_the_names_of_its_first_files(tmp_path: Path) -> None:
+    module = tiny.build(composites.kimi_k25())
+    folders.save(module, tmp_path)
+    folders.rewrite(tmp_path, folders.prefixed("language_model.model.blocks.", "language_model.model.layers."))
+    assert assert_loads_as(tmp_path, module).is_complete
