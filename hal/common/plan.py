@@ -288,6 +288,7 @@ def plan(
         # One page size for all layers: the least that is a multiple of each backend's own, if every one takes it.
         selections = _select(requests, backend)
     groups = _group_layers(shape.layers, selections, dtype, parallel, block_size, device.fp8)
+    gathered = "float32" if any(group.layout.is_quantised for group in groups) else dtype
     return Plan(
         shape=shape,
         device=device,
@@ -301,7 +302,7 @@ def plan(
         selections=tuple(selections),
         groups=groups,
         buffers=(
-            *plan_buffers(shape, limits, parallel, dtype, block_size, len(groups)),
+            *plan_buffers(shape, limits, parallel, dtype, block_size, len(groups), gathered),
             *_workspaces(selections, limits),
         ),
     )

@@ -50,9 +50,18 @@ def context_rows(limits: Limits, block_size: int, parallel: Parallel, topk: int 
 
 
 def plan_buffers(
-    shape: ModelShape, limits: Limits, parallel: Parallel, dtype: str, block_size: int, num_groups: int
+    shape: ModelShape,
+    limits: Limits,
+    parallel: Parallel,
+    dtype: str,
+    block_size: int,
+    num_groups: int,
+    context_dtype: str | None = None,
 ) -> tuple[Buffer, ...]:
-    """The buffers of a step: metadata, the indexer's choice and scores, gathered context."""
+    """The buffers of a step: metadata, the indexer's choice and scores, gathered context.
+
+    context_dtype: what cached latents are gathered as, where it is not the dtype that they are computed in.
+    """
     requests, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     width = block_table_width(limits.max_model_len, block_size, parallel.dcp)
     buffers = [
@@ -71,7 +80,7 @@ def plan_buffers(
         per_head = rows * max(layer.head_dim + layer.v_head_dim for layer in latent)
         most = max(layer.num_heads for layer in latent) // parallel.tp
         heads = max(1, min(most, MAX_EXPANDED_BYTES // (per_head * item_size(dtype))))
-        buffers.append(Buffer(name="context", shape=(rows, widest), dtype=dtype, transient=True))
+        buffers.append(Buffer(name="context", shape=(rows, widest), dtype=context_dtype or dtype, transient=True))
         buffers.append(Buffer(name="expanded context", shape=(heads * per_head,), dtype=dtype, transient=True))
     return tuple(buffers)
 

@@ -1,6 +1,6 @@
 """Every kernel call in float64, one token at a time, straight from its definition; slow, and meant to be read."""
 
-from .caches import gather_rows, locate_row, read_parts, write_rows, write_token
+from .caches import gather_rows, locate_row, read_parts, read_request, write_rows, write_token
 from .compressing import compress_states
 from .encoding import decode_fp8, decode_token, encode_fp8, encode_token
 from .merging import apply_sink, merge_states
@@ -26,6 +26,7 @@ __all__ = [
     "merge_states",
     "paged_attention",
     "read_parts",
+    "read_request",
     "rows_from_topk",
     "select_topk",
     "sparse_mla",

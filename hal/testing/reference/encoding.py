@@ -105,7 +105,7 @@ def _quantised_lanes(layout: Layout) -> int:
 
 
 def _block_scale(layout: Layout, block: torch.Tensor) -> float:
-    amax = max(float(block.abs().max()), _AMAX_FLOOR[layout.name])
+    amax = max([abs(value) for value in block.tolist() if math.isfinite(value)] + [_AMAX_FLOOR[layout.name]])
     scale = float(torch.tensor(amax, dtype=torch.float32) / _LARGEST[str(layout.fp8)])
     scale = max(scale, 2.0**-126)
     if layout.blocks is None or layout.blocks.scale_format == "float32":
