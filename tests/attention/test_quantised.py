@@ -13,7 +13,7 @@ import hal
 from hal.common import mla_runs
 from hal.config import ModelShape
 
-from . import gqa_run, mla_run
+from . import compressed_run, gqa_run, mla_run
 from .histories import BOUNDED, HISTORIES
 from .quantised_run import QuantisedEngine
 from .shapes import gqa, mla, model, sparse
@@ -69,6 +69,46 @@ def test_latents(kv_layout: str, fp8: str, dtype: str, absorbed: None) -> None:
         mla_run.run_step(engine, weights, step)
 
 
+@pytest.mark.parametrize("kv_layout", LATENTS)
+def test_decompressed_latents(kv_layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier tokens come from the cache, new ones as they were given."""
+    monkeypatch.setattr(mla_runs, "choose_form", lambda *_: "decompressed")
+    engine = make_engine(ROWS, kv_layout)
+    engine.keeps_new = True
+    weights = mla_run.bind(engine)
+    for step in SCRIPT:
+        mla_run.run_step(engine, weights, step)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fp8", VARIANTS)
+def test_compressed_rows(fp8: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows and entries as their bytes decode, and entries within the quantisation's error of what they are made of.
+
+    Indexers pick every entry: which ones they pick of some is another test's question.
+    """
+    exact = compressed_run.entries
+
+    def decode(engine, name: int, key, compressor, count: int, groups: int) -> torch.Tensor:
+        made = exact(engine, name, key, compressor, count, groups)
+        if key[1] != 1:
+            return made
+        (found,) = engine.requests[name].decode((key[0], "entries"), count)
+        # Half a step of three bits of mantissa, half of one of bf16's eight, and the smallest step of a block up to 4.
+        bound = made.abs() * (1 / 16 + 2.0**-8) + 4 / 224 * 2.0**-9
+        assert bool(((found - made).abs() <= bound).all())
+        return found
+
+    monkeypatch.setattr(compressed_run, "entries", decode)
+    layers = [
+        layer if layer.indexer is None else replace(layer, indexer=replace(layer.indexer, topk=32))
+        for layer in compressed_run.layers()
+    ]
+    engine = make_engine(model(*layers), "compressed", fp8, dtype, limits=hal.Limits(96, 6, 64, block_size=8))
+    for step in [((0, 17), (1, 3)), ((1, 1), (0, 1)), ((0, 1), (1, 30)), ((2, 9), (0, 2), (1, 1))]:
+        compressed_run.run_step(engine, step)
+
+
 @settings(BOUNDED, max_examples=6)
 @given(history=HISTORIES, block_size=st.sampled_from([1, 4, 16]), kv_layout=st.sampled_from(["kv_fp8", *LATENTS]))
 def test_any_history(history, block_size: int, kv_layout: str) -> None:
@@ -85,3 +125,50 @@ def test_any_history(history, block_size: int, kv_layout: str) -> None:
         for step, leaver in history:
             mla_run.run_step(engine, weights, step)
             engine.finish(leaver)
+
+
+@pytest.mark.parametrize(("shape", "kv_layout"), [(HEADS, "kv_fp8"), (ROWS, "latent_fp8"), (ROWS, "fp8_ds_mla")])
+def test_an_engine_brings_storage_and_scales(shape: ModelShape, kv_layout: str, absorbed: None) -> None:
+    engine = make_engine(shape, kv_layout)
+    given, scales = {}, {}
+    for spec in engine.plan.cache_specs():
+        storage = torch.zeros(spec.shape(40), dtype=getattr(torch, spec.layout.dtype))
+        given[spec.key] = storage
+        if spec.scale_shapes:
+            scales[spec.key] = torch.full(spec.scale_shapes[-1], 0.02)
+            given[spec.key] = storage, scales[spec.key]
+    assert bool(scales) == (kv_layout != "fp8_ds_mla")
+    engine.attention = engine.plan.bind(given)
+    weights = mla_run.bind(engine) if shape is ROWS else {}
+    for step in SCRIPT:
+        if shape is ROWS:
+            mla_run.run_step(engine, weights, step)
+        else:
+            gqa_run.run_step(engine, step)
+    for key, scale in scales.items():
+        assert engine.attention.caches[key].scale is scale
+
+
+def test_scales_are_ones_until_they_are_set_and_set_in_place() -> None:
+    engine = make_engine(HEADS, "kv_fp8")
+    scale = engine.attention.caches[0].scale
+    assert scale is not None
+    assert scale.tolist() == [1, 1]
+    engine.attention.set_scale(0, torch.tensor([2.0, 0.5]))
+    assert engine.attention.caches[0].scale is scale
+    assert scale.tolist() == [2, 0.5]
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    engine = make_engine(HEADS, "kv_fp8")
+    for wrong in (torch.ones(3), torch.ones(2, 3), torch.ones(2, dtype=torch.bfloat16)):
+        with pytest.raises(hal.LayoutError, match="kv_fp8"):
+            engine.attention.set_scale(0, wrong)
+    with pytest.raises(hal.LayoutError, match="layer 2 has no cache with scales"):
+        engine.attention.set_scale(2, torch.ones(2))
+    plain = QuantisedEngine(HEADS)
+    with pytest.raises(hal.LayoutError, match="layer 0 has no cache with scales"):
+        plain.attention.set_scale(0, torch.ones(2))
+    tensors = {spec.key: torch.zeros(spec.shape(8), dtype=torch.float8_e4m3fn) for spec in engine.plan.cache_specs()}
+    with pytest.raises(hal.LayoutError, match=r"cache of 0.*needs scales float32 \[2\] or \[2, 2\].*got none"):
+        engine.plan.bind(tensors)
