@@ -25,8 +25,13 @@ class ReferenceBackend(Backend):
     capabilities = Capabilities(
         families=frozenset({"attention", "mla", "sparse_mla", "compressed"}),
         dtypes=("float32", "bfloat16", "float16", "float64"),
-        kv_layouts={"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",), "compressed": ("latent",)},
-        index_layouts=("indexer",),
+        kv_layouts={
+            "attention": ("kv", "kv_fp8"),
+            "mla": ("latent", "latent_fp8", "fp8_ds_mla"),
+            "sparse_mla": ("latent", "latent_fp8", "fp8_ds_mla"),
+            "compressed": ("latent", "compressed"),
+        },
+        index_layouts=("indexer", "indexer_fp8"),
         max_index_pool=8,
         window=True,
         sink=True,
@@ -44,7 +49,8 @@ class ReferenceBackend(Backend):
         reference.write_rows(cache, slots, parts)
 
     def gather_cache(self, cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(part.to(cache.storage.dtype) for part in reference.gather_rows(cache, rows))
+        dtype = torch.float32 if cache.layout.is_quantised else cache.storage.dtype
+        return tuple(part.to(dtype) for part in reference.gather_rows(cache, rows))
 
     def paged_attention(
         self,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hal.common.device import Device
+from hal.common.device import Device, detect
 from hal.common.errors import NoBackend
 from hal.common.registry import backends, broken_plugins, platforms
 from hal.common.request import Request
 from hal.common.selection import select, supports_combination
 from hal.config import read_shape
-from hal.testing import FULL, conformance_cases
+from hal.testing import FULL, SMALL, conformance_cases
 from hal.testing.targets import Target, find_targets
 
 BUILT = [cls for cls in backends().values() if cls.capabilities is not None]
+CPU = backends()["cpu"]
 NOT_BUILT = [cls for cls in backends().values() if cls.capabilities is None]
 LLAMA = {
     "model_type": "llama",
@@ -27,7 +30,7 @@ LLAMA = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" not in metafunc.fixturenames:
+    if "target" not in metafunc.fixturenames:
         return
     targets = find_targets(metafunc.config.getoption("--backend"))
     params = [
@@ -75,3 +78,16 @@ def _select_freely(request: Request) -> str | None:
         return select(request).backend
     except NoBackend:
         return None
+
+
+QUANTISED = ("latent_fp8", "fp8_ds_mla", "kv_fp8", "indexer_fp8", "compressed")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in conformance_cases(CPU, SMALL) if any(name in case.id for name in QUANTISED)],
+    ids=lambda case: case.id,
+)
+def test_the_cpu_reads_and_writes_the_other_fp8_variant(case):
+    """Caches as gfx942 keeps them: a device of e4m3fnuz."""
+    case.check(CPU(replace(detect()[-1], fp8="e4m3fnuz")))

@@ -31,7 +31,8 @@ def encode_fp8(value: float, fp8: str) -> int:
     """The byte whose value is nearest, ties to the even one, saturated at the largest magnitude that scaling aims at."""
     if math.isnan(value):
         return 0x7F if fp8 == "e4m3fn" else 0x80
-    magnitude, known = min(abs(value), _LARGEST[fp8]), _magnitudes(fp8)
+    # In ascending order from 0 to the largest.
+    magnitude, known = min(abs(value), _LARGEST[fp8]), _every_value(fp8)[:0x7F]
     above = bisect_left(known, magnitude)
     code = min((max(above - 1, 0), above), key=lambda each: (abs(known[each] - magnitude), each & 1))
     has_sign = math.copysign(1.0, value) < 0 and (code > 0 or fp8 == "e4m3fn")
@@ -39,9 +40,9 @@ def encode_fp8(value: float, fp8: str) -> int:
 
 
 @cache
-def _magnitudes(fp8: str) -> tuple[float, ...]:
-    """The values of the codes 0, 1, 2 ..., in ascending order, up to the largest."""
-    return tuple(decode_fp8(code, fp8) for code in range(0x7F))
+def _every_value(fp8: str) -> tuple[float, ...]:
+    """The values of the codes 0, 1, 2 ... 255."""
+    return tuple(decode_fp8(code, fp8) for code in range(256))
 
 
 def encode_token(layout: Layout, parts: Sequence[torch.Tensor], scale: torch.Tensor | None) -> bytes:
@@ -71,7 +72,7 @@ def decode_token(layout: Layout, record: bytes, scale: torch.Tensor | None) -> t
     """The parts of a token in float64, from its record in a quantised layout."""
     fp8 = str(layout.fp8)
     if scale is not None:
-        values = torch.tensor([decode_fp8(code, fp8) for code in record]).double() * _outside_factors(layout, scale).double()
+        values = torch.tensor([_every_value(fp8)[code] for code in record]).double() * _outside_factors(layout, scale).double()
     else:
         values = torch.tensor(_decode_record(layout, record, fp8)).double()
     pieces = values.split(layout.widths)
@@ -91,7 +92,7 @@ def _decode_record(layout: Layout, record: bytes, fp8: str) -> list[float]:
         block, count = 128, -(-quantised // 128)
         scales = list(struct.unpack_from(f"<{count}f", record, quantised))
         rope = record[quantised + 4 * count :]
-    values = [decode_fp8(code, fp8) * scales[lane // block] for lane, code in enumerate(codes)]
+    values = [_every_value(fp8)[code] * scales[lane // block] for lane, code in enumerate(codes)]
     # A bf16 is the upper half of an fp32.
     return values + [struct.unpack("<f", b"\0\0" + rope[at : at + 2])[0] for at in range(0, 2 * plain, 2)]
 

@@ -101,6 +101,8 @@ _NARROW = {
     "key_ranges": False,
     "max_index_pool": 1,
     "families": frozenset({"mla"}),
+    "kv_layouts": {"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",)},
+    "index_layouts": ("indexer",),
 }
 
 
