@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from hal.common.arch import read_archs
-from hal.common.vendor.probing import Findings, Found, Row, number_rows, parse_visible, place_rows, read_running_torch
+from hal.common.vendor.probing import (
+    Findings,
+    Found,
+    Row,
+    number_rows,
+    parse_visible,
+    place_rows,
+    read_running_torch,
+    tell_unopened,
+)
 
 DRIVER_FILES = Path("/proc/driver/nvidia/gpus")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -48,6 +57,7 @@ def _import_nvml() -> Any:
 
 
 def _count_driver_files(findings: Findings) -> None:
+    tell_unopened("cuda", "cuda", findings)
     count = len(list(DRIVER_FILES.iterdir())) if DRIVER_FILES.is_dir() else 0
     if count:
         findings.add(f"the driver lists {count} GPUs; install nvidia-ml-py so that their archs can be read")

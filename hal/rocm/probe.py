@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from hal.common.arch import read_archs
-from hal.common.vendor.probing import Findings, Found, Row, number_rows, parse_visible, place_rows, read_running_torch
+from hal.common.vendor.probing import (
+    Findings,
+    Found,
+    Row,
+    number_rows,
+    parse_visible,
+    place_rows,
+    read_running_torch,
+    tell_unopened,
+)
 
 # Names of the files and their fields: the Linux kernel's documentation of the amdkfd driver.
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -34,6 +43,8 @@ def probe() -> Found:
         rows = findings.attempt(what, partial(read, findings)) or []
         if rows:
             break
+    if not rows:
+        tell_unopened("cuda", "hip", findings)
     return _finish([rows[index] for index in _visible(rows, findings)], findings)
 
 

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from hal.common.arch import read_archs
-from hal.common.vendor.probing import Findings, Found, Row, number_rows, parse_visible, place_rows, read_running_torch
+from hal.common.vendor.probing import (
+    Findings,
+    Found,
+    Row,
+    number_rows,
+    parse_visible,
+    place_rows,
+    read_running_torch,
+    tell_unopened,
+)
 
 CARDS = Path("/sys/class/drm")
 VENDOR = 0x8086
@@ -39,6 +48,8 @@ def probe() -> Found:
         if rows is not None:
             break
     found = rows or []
+    if not found:
+        tell_unopened("xpu", "xpu", findings)
     return _finish(_drop_integrated([found[index] for index in _visible(found, findings)], findings), findings)
 
 

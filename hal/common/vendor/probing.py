@@ -83,6 +83,16 @@ def read_running_torch(device_type: str, built_for: str) -> list[Any] | None:
     return [module.get_device_properties(index) for index in range(module.device_count())]
 
 
+def tell_unopened(device_type: str, built_for: str, findings: Findings) -> None:
+    """A finding where a loaded torch could see devices that nothing else shows: only opening them would tell."""
+    version = getattr(sys.modules.get("torch"), "version", None)
+    if getattr(version, built_for, None) is not None:
+        findings.add(
+            f"torch is built for {built_for} and has opened no device: once it has (torch.{device_type}.init()), its devices are "
+            "read from there"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
     """A torch's version, and that of the accelerator runtime it was built for; None where it was built without."""

@@ -154,3 +154,12 @@ def test_memory_is_the_visible_parts(install: Install, monkeypatch: pytest.Monke
     install(pynvml=FakeNVML(((9, 0), "H100", True)), torch=make_torch(cuda="12.9"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-00-aa")
     assert [(each.target, each.memory_bytes) for each in hal.detect()[:-1]] == [("cuda:sm_90", 5 * GIB)]
+
+
+@pytest.mark.parametrize(("built_for", "platform"), [("cuda", "cuda"), ("hip", "rocm"), ("xpu", "xpu")])
+def test_torch_alone_is_told_of_and_not_opened(built_for: str, platform: str, install: Install) -> None:
+    """Where no management library works, as under WSL or on a Jetson."""
+    install(torch=make_torch(**{built_for: "1.0"}))
+    assert [found.platform for found in hal.detect()] == ["cpu"]
+    told = {probe.platform: " ".join(probe.findings) for probe in probe_platforms()}
+    assert {name: "has opened no device" in text for name, text in told.items()} == {name: name == platform for name in told}
