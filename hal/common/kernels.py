@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from .cache import KVCache
+from .errors import BackendError
 
 if TYPE_CHECKING:
     import torch
 
     from .compressor import Compressor
 
-__all__ = ["IndexInputs", "IndexerChunk", "KVCache", "PagedBatch", "Segment"]
+__all__ = ["IndexInputs", "IndexerChunk", "KVCache", "PagedBatch", "Segment", "refuse_key_ranges"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,12 @@ class PagedBatch:
     memo: dict[object, object] | None = field(default=None, compare=False, repr=False)
     key_starts: torch.Tensor | None = None
     key_stops: torch.Tensor | None = None
+
+
+def refuse_key_ranges(batch: PagedBatch, call: str) -> None:
+    """Nothing, or BackendError where a batch has key ranges: for calls that would take no notice of them."""
+    if batch.key_starts is not None or batch.key_stops is not None:
+        raise BackendError(f"{call} takes no key ranges here (key_ranges is not declared); their queries would see other keys")
 
 
 class Segment(NamedTuple):

@@ -55,6 +55,7 @@ def run_paged(
     size: int = 0,
     width: int = WIDTH,
     need_lse: bool = False,
+    ranges: list[tuple[int, int]] | None = None,
     **options: Any,
 ) -> Callable[[Backend], bool]:
     """paged_attention of one request, against the definition."""
@@ -72,12 +73,36 @@ def run_paged(
         batch = PagedBatch(
             ints([0, QUERY_LEN], where), ints([LENGTH], where), ints([list(range(pages))], where), QUERY_LEN, LENGTH
         )
+        if ranges is not None:
+            starts, stops = (ints([each[end] for each in ranges], where) for end in (0, 1))
+            batch = replace(batch, key_starts=starts, key_stops=stops)
         out, lse = backend.paged_attention(q.to(where), cache, batch, softmax_scale=SCALE, need_lse=need_lse, **options)
         rows = drawn.of(list(range(pages)), LENGTH)
         keys, values = [row[:key_width] for row in rows], [row[-width:] if layout == "kv" else row[:width] for row in rows]
         return _is_right(out, lse if need_lse else None, q, keys, values, seen, options.get("softcap"))
 
     return run
+
+
+RANGES = [(0, 3), (2, 9), (5, 11), (10, 11), (0, 11), (4, 5)]
+
+
+def run_ranges(backend: Backend) -> bool:
+    """Each query over a run of keys of its own, which replaces causality."""
+    first = LENGTH - QUERY_LEN
+    return run_paged(lambda p, k: RANGES[p - first][0] <= k < RANGES[p - first][1], ranges=RANGES)(backend)
+
+
+def run_shard(backend: Backend) -> bool:
+    """The rows of the second of two ranks: positions 1, 3, 5 are its first, second and third."""
+    where, size = place_of(backend), fit_sizes(type(backend).capabilities, FULL).block_sizes[-1]
+    table, place = ints([[3, 1, 2, 0]], where), hal.Parallel(dcp=2, dcp_rank=1)
+    rows, valid = backend.rows_from_topk(
+        ints([[5, 0, 3, 2, 1]], where), ints([0], where), table, ints([6], where), block_size=size, parallel=place
+    )
+    pages = [3, 1, 2, 0]
+    expected = sorted(pages[index // size] * size + index % size for index in (0, 1, 2))
+    return valid.tolist() == [3] and sorted(rows[0].tolist()) == [-1, -1, *expected]
 
 
 def run_lse(backend: Backend) -> bool:
@@ -185,6 +210,8 @@ PROBES = {
     "masked_varlen": Probe(run_masked_varlen, lambda cls: cls.capabilities.masked_varlen),
     "max_index_pool": Probe(run_pools, lambda cls: cls.capabilities.max_index_pool > 1),
     "deterministic": Probe(run_ties, declares("deterministic", deterministic=True)),
+    "key_ranges": Probe(run_ranges, lambda cls: cls.capabilities.key_ranges),
+    "dcp": Probe(run_shard, declares("dcp", parallel=hal.Parallel(dcp=2))),
     "latent": Probe(run_paged(layout="latent"), lambda cls: "latent" in cls.capabilities.kv_layouts.get("mla", ())),
     "page_of_1": Probe(run_paged(size=1), declares("block_size", block_size=1)),
     "page_of_48": Probe(run_paged(size=48), declares("block_size", block_size=48)),
@@ -239,6 +266,8 @@ UNDECLARED = {
     "masked_varlen": {"masked_varlen": False},
     "max_index_pool": {"max_index_pool": 1},
     "deterministic": {"deterministic": False},
+    "key_ranges": {"key_ranges": False},
+    "dcp": {"dcp": False},
     "head_dim_24": {"head_dims": frozenset({WIDTH})},
     "page_of_1": {"block_size_multiple": 48},
     "in_float16": {"dtypes": ("float32", "bfloat16", "float64")},
@@ -255,7 +284,10 @@ def without(call: str, *options: str) -> type[Backend]:
     """The reference with a call that takes some options and does nothing with them."""
 
     def ignore(self: Backend, *args: Any, **kwargs: Any) -> Any:
-        return getattr(Reference, call)(self, *args, **{name: value for name, value in kwargs.items() if name not in options})
+        kept = {name: value for name, value in kwargs.items() if name not in options}
+        if "parallel" in options:
+            kept["parallel"] = hal.Parallel()
+        return getattr(Reference, call)(self, *args, **kept)
 
     return type("Without", (Reference,), {call: ignore})
 
@@ -275,6 +307,7 @@ def refusing(call: str) -> type[Backend]:
         ("softcap", without("paged_attention", "softcap"), "wrong"),
         ("non_causal", without("paged_attention", "causal"), "wrong"),
         ("masked_varlen", without("varlen_attention", "selected", "first_key"), "wrong"),
+        ("dcp", without("rows_from_topk", "parallel"), "wrong"),
         ("sink", refusing("apply_sink"), "refused"),
         ("max_index_pool", refusing("expand_pools"), "refused"),
         ("deterministic", refusing("select_topk"), "refused"),

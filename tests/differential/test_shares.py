@@ -1,4 +1,4 @@
-"""Items 1 and 2: which rank stores a position, where, and how many keys each token's bound leaves there, by counting."""
+"""Items 1 and 2 as functions: which rank stores a position and where, and what a token's bound leaves there, by counting."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hal.common.kernels import refuse_key_ranges
+
 from .checks import check_keys, check_query, count_parts, dense_rows, plain_name, prepare_results, require_tile
 from .launch import Launch
 from .merge import join_launch
@@ -215,6 +217,7 @@ def attend_pages(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, value] and lse of every query over its request's pages."""
     check_query(q, cache)
+    refuse_key_ranges(batch, "paged_attention")
     rows = cache.rows
     layout = cache.layout
     value_rows = rows if layout.name == "latent" else rows[:, layout.widths[0] :]

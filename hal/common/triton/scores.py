@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hal.common.errors import LayoutError
-from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
+from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, refuse_key_ranges
 
 from .checks import dense_rows, plain_name, require_tile
 from .launch import Launch
@@ -96,6 +96,7 @@ def index_scores(
             f"index queries {iq.dtype} {list(iq.shape)} with weights {list(weights.shape)} do not go with index keys of "
             f"{cache.layout.width} in {cache.layout.dtype}"
         )
+    refuse_key_ranges(batch, "index_scores")
     if chunk is None:
         requests = batch.seq_lens.shape[0]
         chunk = IndexerChunk(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hal.common.errors import BatchError, LayoutError
-from hal.common.kernels import KVCache, PagedBatch, Segment
+from hal.common.kernels import KVCache, PagedBatch, Segment, refuse_key_ranges
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -142,6 +142,7 @@ def check_paged(q: torch.Tensor, cache: KVCache, batch: PagedBatch, out: torch.T
             f"{requests} seq_lens, {batch.query_start_loc.shape[0]} query_start_loc and {batch.block_table.shape[0]} rows of "
             "the block table; expected as many requests in each, and one start more"
         )
+    refuse_key_ranges(batch, "paged_attention")
     _check_out(q, value_width, out)
     return value_width
 

@@ -1,4 +1,4 @@
-"""What a rank makes of a step by itself: which tokens it writes, which of its keys each query sees."""
+"""Items 1 and 2 in a step: which tokens a rank writes and where, which of its own keys each query sees."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from hal.config import LayerShape
 from hal.testing.reference.softmax import visible_keys
 from tests.attention.histories import BOUNDED
 from tests.attention.shapes import gqa, mla, model, sparse
-
-from .beside import on_device
+from tests.distributed.beside import on_device
 
 BLOCK_SIZE, BLOCKS = 12, 400
 LAYERS = (
