@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 import transformers
+from machine import measure_rates
 
 COMMON: dict[str, Any] = {
     "hidden_size": 1024,
@@ -168,6 +169,7 @@ def measure(loader: str, folder: Path, dtype: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print one line per case and loader."""
+    print(measure_rates())
     print(f"{'case':26} {'loader':13} {'checkpoint':>10} {'model':>6} {'private':>8} {'with mapped':>12} {'seconds':>8}")
     for case in CASES:
         with tempfile.TemporaryDirectory() as name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ def load_weights(
         dtype_plan=module._get_dtype_plan(dtype),
         weight_mapping=conversions(module),
     )
-    with quiet_transformers(), _reading_in_turn(device):
+    with quiet_transformers():
         info = _load_in_portions(module, index, plan, config, progress)
         _check_against_plan(info, plan)
         module._finalize_model_loading(module, config, info)
@@ -56,49 +56,52 @@ def load_weights(
 
 
 @contextmanager
-def _reading_in_turn(device: torch.device) -> Iterator[None]:
-    """transformers' reading threads off for the block where the weights stay in host memory.
+def _reading_in_turn() -> Iterator[None]:
+    """transformers' reading threads off for the block, then as they were.
 
     Each thread allocates from an arena of its own, which keeps the room of tensors that were merged and dropped.
     """
     before = os.environ.get(NO_THREADS)
-    if device.type == "cpu":
-        os.environ[NO_THREADS] = "1"
+    os.environ[NO_THREADS] = "1"
     try:
         yield
     finally:
         if before is not None:
             os.environ[NO_THREADS] = before
         else:
-            os.environ.pop(NO_THREADS, None)
+            del os.environ[NO_THREADS]
 
 
 def _load_in_portions(
     module: PreTrainedModel, index: CheckpointIndex, plan: CheckpointPlan, config: LoadStateDictConfig, progress: bool
 ) -> Any:
-    portions = _split(index, plan)
     merged: Any = None
     with _progress_bar(progress) as bar:
-        task = bar.add_task("Loading weights", total=sum(_bytes(index, keys) for keys in portions))
-        for keys in portions:
-            info = _load_portion(module, index, plan, config, keys)
+        task = bar.add_task("Loading weights", total=sum(_bytes(index, keys) for keys in set(plan.assigned.values())))
+        for groups in _split(index, plan):
+            info = _load_portion(module, index, plan, config, groups)
             merged = info if merged is None else _merge(merged, info)
-            bar.advance(task, _bytes(index, keys))
+            bar.advance(task, sum(_bytes(index, keys) for keys in groups))
     return merged
 
 
 def _load_portion(
-    module: PreTrainedModel, index: CheckpointIndex, plan: CheckpointPlan, config: LoadStateDictConfig, keys: Sequence[str]
+    module: PreTrainedModel,
+    index: CheckpointIndex,
+    plan: CheckpointPlan,
+    config: LoadStateDictConfig,
+    groups: Sequence[tuple[str, ...]],
 ) -> Any:
+    has_merges = any(len(keys) > 1 for keys in groups)
     # A file's pages stay with the process for as long as it is open, so each portion opens its own.
-    with ExitStack() as files:
-        paths = dict.fromkeys(index.tensors[key].file for key in keys)
+    with ExitStack() as files, _reading_in_turn() if has_merges else nullcontext():
+        paths = dict.fromkeys(index.tensors[key].file for keys in groups for key in keys)
         handles = {path: files.enter_context(safe_open(path, framework="pt")) for path in paths}
-        slices = {plan.renamed.get(key, key): handles[index.tensors[key].file].get_slice(key) for key in keys}
+        slices = {plan.renamed.get(key, key): handles[index.tensors[key].file].get_slice(key) for keys in groups for key in keys}
         return convert_and_load_state_dict_in_model(module, slices, config)[0]
 
 
-def _split(index: CheckpointIndex, plan: CheckpointPlan) -> list[list[str]]:
+def _split(index: CheckpointIndex, plan: CheckpointPlan) -> list[list[tuple[str, ...]]]:
     """The keys in portions, those of one parameter together.
 
     transformers holds all that it is handed in one call, and up to twice what it merges into one parameter. Small portions
@@ -106,11 +109,14 @@ def _split(index: CheckpointIndex, plan: CheckpointPlan) -> list[list[str]]:
     """
     groups = sorted(dict.fromkeys(plan.assigned.values()), key=lambda keys: _bytes(index, keys), reverse=True)
     enough = max(SMALLEST_PORTION, sum(_bytes(index, keys) for keys in groups) // 20)
-    portions: list[list[str]] = [[]]
+    portions: list[list[tuple[str, ...]]] = [[]]
+    held = 0
     for keys in groups:
-        if _bytes(index, portions[-1]) >= enough:
+        if held >= enough:
             portions.append([])
-        portions[-1] += keys
+            held = 0
+        portions[-1].append(keys)
+        held += _bytes(index, keys)
     return portions
 
 

@@ -41,7 +41,7 @@ def test_merging_and_widening_experts_takes_little_more_than_the_model(tmp_path:
 
 
 def test_the_reading_switch_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders.save(tiny.build(tiny.llama()), tmp_path)
+    folders.save(tiny.build(tiny.qwen3_moe()), tmp_path)
     seen = []
     convert = loader.convert_and_load_state_dict_in_model
     monkeypatch.setattr(
