@@ -23,7 +23,8 @@ _INT32 = np.iinfo(np.int32)
 class Batch:
     """One step of an engine: host lengths [requests] and block tables int32 [requests, pages], one or one per cache group.
 
-    seq_lens include the new tokens. A table column past a request's last page is never read. Any order of requests is
+    seq_lens include the new tokens. A table column past a request's last page is never read; over DCP ranks a column is one
+    page on each of them, plan.tokens_per_page tokens, and every rank is given the whole requests. Any order of requests is
     right; with decodes first nothing has to be moved. BatchError for lengths that contradict each other.
 
     num_reqs: requests in the step, those without a new token included; num_tokens: new tokens; is_single: every request has
@@ -94,7 +95,8 @@ class Batch:
         """A step from device tensors as an engine already has them; nothing is copied to the host.
 
         query_start_loc int32 [requests + 1], seq_lens int32 [requests], block_tables int32 [requests, pages] (one, or one
-        per cache group), slot_mapping int64 [num_tokens] likewise, computed where it is not given. Decodes come first.
+        per cache group), slot_mapping int64 [num_tokens] likewise, computed where it is not given; one that is given to a DCP
+        rank is -1 for what others own. Decodes come first.
         What the host knows: num_tokens (padded ones included), upper bounds of the lengths, num_decodes; query_lens and
         seq_lens_upper, exact for prefills, let the index scores be cut finely and MLA prefills be decompressed.
         BatchError for wrong shapes, types or counts.

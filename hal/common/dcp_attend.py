@@ -8,9 +8,9 @@ import torch
 
 from hal.config import LayerShape
 
-from .dcp_bounds import key_rule
 from .dcp_group import DCPGroup
 from .kernels import KVCache
+from .key_rules import key_rule
 from .step import StepMetadata
 
 

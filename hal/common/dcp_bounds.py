@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from hal.config import LayerShape
-
 from .kernels import IndexerChunk, PagedBatch
+from .key_rules import KeyRule, list_rules
 from .parallel import local_length, longest_share
 
 if TYPE_CHECKING:
     from .plan import Plan
     from .step import Phase, StepMetadata
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRule:
-    """Which positions a layer's query sees; always one run of them."""
-
-    causal: bool = True
-    window: int | None = None
-    chunk: int | None = None
-
-
-# What an indexer scores: everything up to the query itself.
-INDEX_RULE = KeyRule()
-
-
-def key_rule(layer: LayerShape) -> KeyRule:
-    """The rule of a layer's attention over pages."""
-    return KeyRule(causal=layer.causal, window=layer.window, chunk=layer.chunk)
 
 
 def global_range(rule: KeyRule, bounds: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +44,7 @@ class ShardBounds:
     def __init__(self, plan: Plan, torch_device: str) -> None:
         limits = plan.limits
         self._parallel = plan.parallel
-        self._rules = _rules(plan.shape.layers)
+        self._rules = list_rules(plan.shape.layers)
         ranges = (len(self._rules), limits.max_num_batched_tokens)
         self._starts = torch.zeros(ranges, dtype=torch.int32, device=torch_device)
         self._stops = torch.zeros_like(self._starts)
@@ -108,10 +89,3 @@ class ShardBounds:
             start, stop = global_range(rule, phase.key_bounds, per_token)
             self._starts[index, phase.tokens] = local_length(start, self._parallel)
             self._stops[index, phase.tokens] = local_length(stop, self._parallel)
-
-
-def _rules(layers: Iterable[LayerShape]) -> tuple[KeyRule, ...]:
-    """The rules that layers are asked by, once each: indexers see everything, and what they leave needs no other rule."""
-    kinds = ("attention", "mla")
-    shown = [INDEX_RULE if layer.indexer is not None else key_rule(layer) for layer in layers if layer.kind in kinds]
-    return tuple(dict.fromkeys(shown))

@@ -23,7 +23,8 @@ def format_bytes(count: float) -> str:
 
 def explain_plan(plan: Plan) -> str:
     """Backends with their layers, caches by group, buffers by name."""
-    lines = [f"{plan.shape.model_type} on {plan.device.target} in {plan.dtype}, pages of {plan.block_size} tokens"]
+    ranks = f" on each of {plan.parallel.dcp} ranks" if plan.parallel.dcp > 1 else ""
+    lines = [f"{plan.shape.model_type} on {plan.device.target} in {plan.dtype}, pages of {plan.block_size} tokens{ranks}"]
     served: dict[str, list[int]] = {}
     for layer_id, selection in enumerate(plan.selections):
         served.setdefault(selection.backend if selection else "no attention of hal's", []).append(layer_id)

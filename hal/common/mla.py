@@ -9,10 +9,10 @@ import torch
 
 from hal.config import LayerShape
 
-from .dcp_bounds import key_rule
 from .dcp_group import DCPGroup
 from .device_findings import drop_missing_rows
 from .kernels import KVCache, PagedBatch, Segment
+from .key_rules import key_rule
 from .parallel import Parallel
 from .step import ContextChunk, MLARun, Phase, StepMetadata, mla_kind
 from .topk import TopkState

@@ -13,6 +13,7 @@ from hal.config.dtypes import model_dtype_name
 from .cache import CacheKey
 from .cache_parts import PARTS, CachePart, check_entry_sources, list_parts
 from .capacity import count_blocks, count_tokens
+from .dcp_buffers import rank_buffers
 from .device import Device, detect
 from .layouts import Layout, block_table_width
 from .limits import Limits
@@ -303,6 +304,7 @@ def plan(
         groups=groups,
         buffers=(
             *plan_buffers(shape, limits, parallel, dtype, block_size, len(groups), gathered),
+            *rank_buffers(shape, limits, parallel, dtype),
             *_workspaces(selections, limits),
         ),
     )

@@ -10,8 +10,8 @@ from hal.config import LayerShape, MLAShape
 
 from .chunks import ContextPiece, Scoring
 from .cost import MLAForm
-from .dcp_bounds import KeyRule
 from .kernels import IndexerChunk, PagedBatch
+from .key_rules import KeyRule
 
 if TYPE_CHECKING:
     import torch

@@ -58,7 +58,7 @@ def plan_buffers(
     num_groups: int,
     context_dtype: str | None = None,
 ) -> tuple[Buffer, ...]:
-    """The buffers of a step: metadata, the indexer's choice and scores, gathered context.
+    """The buffers of a step: metadata, the indexer's choice and scores, gathered context where one rank has all of it.
 
     context_dtype: what cached latents are gathered as, where it is not the dtype that they are computed in.
     """
@@ -72,7 +72,7 @@ def plan_buffers(
     buffers += _choice_buffers(shape, limits)
     buffers += _row_buffers(shape, limits)
     latent = [layer for layer in shape.layers if layer.mla is not None]
-    if latent:
+    if latent and parallel.dcp == 1:
         # Dense layers gather whole contexts; with indexers alone, a context of every request's choice is enough.
         topks = [layer.indexer.topk if layer.indexer is not None else None for layer in latent]
         rows = max(context_rows(limits, block_size, parallel, topk) for topk in topks)

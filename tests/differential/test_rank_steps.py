@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.dcp_bounds import INDEX_RULE, KeyRule, key_rule
+from hal.common.key_rules import INDEX_RULE, KeyRule, key_rule
 from hal.common.metadata import MetadataBuilder
 from hal.common.pages import make_pools
 from hal.common.parallel import global_position, local_length, local_position, longest_share, owner
@@ -209,3 +209,19 @@ def test_a_table_that_is_too_narrow_is_refused_in_tokens_of_all_ranks(query_lens
 def test_a_page_size_that_a_run_does_not_divide_is_refused() -> None:
     with pytest.raises(hal.NoBackend, match="interleave 5"):
         builder(hal.Parallel(dcp=2, interleave=5))
+
+
+def test_buffers_are_a_ranks() -> None:
+    layers, limits = (mla(0), sparse(1, topk=4)), hal.Limits(96, 3, 64, block_size=16)
+    names = {}
+    for parallel in (hal.Parallel(), hal.Parallel(dcp=2), hal.Parallel(tp=3, dcp=3)):
+        plan = hal.plan(model(*layers), "cpu", limits=limits, dtype="float32", parallel=parallel)
+        names[parallel.dcp] = {buffer.name: buffer.shape for buffer in plan.buffers}
+    ours = {"key ranges", "shares", "gathered queries", "partial results", "index candidates"}
+    assert ours.isdisjoint(names[1])
+    assert names[2].keys() & ours == ours - {"gathered queries"}
+    assert {"context", "expanded context"}.isdisjoint(names[2])
+    assert names[3]["key ranges"] == (2, 1, 64)
+    assert names[3]["gathered queries"] == (3, 64, 16)
+    assert names[3]["partial results"] == (2, 3, 64, 12 + 1)
+    assert names[3]["index candidates"] == (3, 64, 9)

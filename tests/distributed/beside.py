@@ -86,7 +86,10 @@ class RankEngine(Engine):
         """This rank's attention beside a single one, whose pages are as many tokens as a column of the ranks' tables."""
         plan, parallel = self.plan, self.plan.parallel
         limits = replace(plan.limits, block_size=plan.tokens_per_page)
-        single = hal.plan(self.shape, "cpu", limits=limits, dtype=plan.dtype, num_spec_tokens=plan.num_spec_tokens)
+        layout = next(selection.kv_layout for selection in plan.selections if selection is not None)
+        single = hal.plan(
+            self.shape, "cpu", limits=limits, dtype=plan.dtype, kv_layout=layout, num_spec_tokens=plan.num_spec_tokens
+        )
         heads = (parallel.tp_rank, parallel.tp)
         return Beside(plan.open(num_blocks, self._group), single.open(num_blocks), heads, self._around, self._known)
 

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 import hal
+from hal.common import mla_runs
 from hal.common.errors import InputError
 from hal.config import LayerShape
 from tests.attention import gqa_run, mla_run
 from tests.attention.mla_run import draw_choice
-from tests.attention.shapes import gqa, mla, model, sparse
+from tests.attention.shapes import INDEX_HEADS, INDEX_WIDTH, MLA, gqa, mla, model, sparse
 
 from .beside import RankEngine
 from .cases import CASES, LAYERS, LIMITS, MIXED, Case
@@ -30,6 +31,8 @@ def list_checks(ranks: int) -> dict[str, Check]:
     """Everything that a group of so many ranks runs, by name, in order."""
     checks: dict[str, Check] = {name: partial(check_case, case) for name, case in CASES[ranks].items()}
     checks["sparse-handed_over"] = partial(check_handed_over, ranks)
+    checks |= {f"quantised-{kind}-{layout}": partial(check_quantised, ranks, kind, layout) for kind, layout in QUANTISED}
+    checks["nan_on_one_rank"] = partial(check_nan, ranks)
     checks |= {f"refuses-{name}": partial(check_refused, ranks, name) for name in list_refusals(0, ranks)}
     checks |= {f"tensor_parallel-{kind}": partial(check_tensor_parallel, ranks, kind) for kind in ("gqa", "mla", "sparse")}
     return checks
@@ -73,6 +76,67 @@ def check_handed_over(ranks: int) -> None:
         rows, choices = draw_choice(engine, step, layers[0].indexer.topk)
         mla_run.run_layer(engine, layers[0], weights[0], step, metadata, choices, topk=rows)
         mla_run.run_layer(engine, layers[1], weights[1], step, metadata, choices)
+
+
+QUANTISED = (("gqa", "kv_fp8"), ("mla", "latent_fp8"), ("sparse", "latent_fp8"))
+
+
+def check_quantised(ranks: int, kind: str, layout: str) -> None:
+    """Ranks that keep quantised rows read what one rank reads; that one is held to the absorbed form, which reads as much."""
+    parallel = hal.Parallel(tp=ranks, tp_rank=dist.get_rank(), dcp=ranks, dcp_rank=dist.get_rank(), interleave=2)
+    world, layers = dist.group.WORLD, LAYERS[kind]
+    engine = RankEngine(model(*layers), parallel, group=world, around=world, dtype="float32", limits=LIMITS, kv_layout=layout)
+    if kind != "gqa":
+        mla_run.bind(engine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mla_runs, "choose_form", lambda *_: "absorbed")
+        for step in MIXED[:5]:
+            metadata = engine.attention.build(engine.schedule(step))
+            for layer in layers:
+                _attend(engine, layer, metadata)
+
+
+def _attend(engine: RankEngine, layer: LayerShape, metadata: hal.StepMetadata) -> None:
+    """One layer of a step with random inputs; the engine's attention compares."""
+    draw, tokens = partial(engine.random, metadata.num_tokens), metadata.num_tokens
+    sink = torch.zeros(layer.num_heads) if layer.sink else None
+    if layer.mla is None:
+        kv = (draw(layer.num_kv_heads, 8), draw(layer.num_kv_heads, 6)) if layer.owns_kv else (None, None)
+        engine.attention.attend(layer.layer_id, draw(layer.num_heads, 8), *kv, metadata, sink=sink)
+        return
+    index = None
+    if layer.indexer is not None and layer.indexer.owns:
+        # Powers of two survive quantisation, so that scores stay exact and often equal.
+        keys = engine.integers(0, 1, tokens, INDEX_WIDTH) * 2
+        index = hal.IndexInputs(
+            engine.integers(-2, 2, tokens, INDEX_HEADS, INDEX_WIDTH), keys, engine.integers(-2, 2, tokens, INDEX_HEADS)
+        )
+    queries = draw(layer.num_heads, MLA.qk_nope_head_dim), draw(layer.num_heads, MLA.qk_rope_head_dim)
+    latents = draw(MLA.kv_lora_rank), draw(MLA.qk_rope_head_dim)
+    engine.attention.attend_mla(layer.layer_id, *queries, *latents, metadata, index=index, sink=sink)
+
+
+def check_nan(ranks: int) -> None:
+    """A NaN key lies on one rank; every rank counts the tokens that see it, and raises where that is asked for."""
+    layer = sparse(0, topk=3)
+    parallel = hal.Parallel(dcp=ranks, dcp_rank=dist.get_rank())
+    plan = hal.plan(model(layer), "cpu", limits=LIMITS, dtype="float64", parallel=parallel)
+    attention = plan.open(4, dist.group.WORLD)
+    attention.bind_weights(0, torch.ones(3, 6, 12, dtype=torch.float64), torch.ones(3, 5, 12, dtype=torch.float64))
+
+    def ones(*shape: int) -> torch.Tensor:
+        return torch.ones(9, *shape, dtype=torch.float64)
+
+    keys = ones(INDEX_WIDTH)
+    keys[4] = torch.nan
+    index = hal.IndexInputs(ones(INDEX_HEADS, INDEX_WIDTH), keys, ones(INDEX_HEADS))
+    inputs = ones(3, 6), ones(3, 4), ones(12), ones(4)
+    attention.attend_mla(0, *inputs, attention.build(hal.Batch([9], [9], [[0, 1, 2]])), index=index)
+    assert attention.nan_scores == 5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HAL_DEBUG", "1")
+        with pytest.raises(hal.BatchError, match="token 4 hold NaN"):
+            attention.attend_mla(0, *inputs, attention.build(hal.Batch([9], [9], [[0, 1, 2]])), index=index)
 
 
 def check_tensor_parallel(ranks: int, kind: str) -> None:

@@ -96,6 +96,20 @@ def test_compressed_layers_are_told_apart() -> None:
     assert "4" in str(reason)
 
 
+@pytest.mark.parametrize("kind", ["pooled", "compressed"])
+def test_layers_whose_tokens_share_rows_are_served_on_one_rank(kind: str) -> None:
+    layer = sparse_layer(pool=4)
+    if kind == "compressed":
+        layer = hal.config.LayerShape(layer_id=0, kind="compressed", num_heads=8, num_kv_heads=1, head_dim=64, compress_ratio=4)
+    (reason,) = [
+        reason
+        for reason in explain_refusal(make_backend("cuda:fake", **EVERYTHING), ask(layer, parallel=hal.Parallel(dcp=2)))
+        if reason.code != "compressed"
+    ]
+    assert reason.code == "dcp"
+    assert "2 decode-context ranks, it takes one where tokens share cache rows" in str(reason)
+
+
 def test_every_reason_is_collected() -> None:
     layer = gqa_layer(window=8, chunk=64, softcap=5.0, sink=True, causal=False, position_bias="alibi")
     modes = {"need_lse": True, "deterministic": True, "graphs": "always", "num_spec_tokens": 1}
