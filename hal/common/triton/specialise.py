@@ -139,25 +139,28 @@ def _indexer_launches(machine: Machine, request: Request, block_size: int) -> It
     if indexer is None:
         return
     topk, ints = stand_in("int32", _TOKENS, indexer.width), stand_in("int32", _TOKENS)
-    batch = _batch(_TOKENS)
+    batch, best = _batch(_TOKENS), indexer.topk // indexer.pool
     if indexer.owns:
         layout = index_layout(indexer.head_dim, dtype)
-        yield from _cache_launches(layout, block_size)
+        keys_per_page = block_size // request.layer.tokens_per_index_key
+        yield from _cache_launches(layout, keys_per_page)
         tile = choose_tile(machine, "scores", Widths(main=indexer.head_dim, sums_values=False), dtype, indexer.num_heads)
         scores = stand_in("float32", _TOKENS, _COLUMNS)
         if isinstance(tile, Tile):
-            yield _score(tile, stand_in(dtype, _TOKENS, indexer.num_heads, indexer.head_dim), layout, batch, scores, block_size)
-        yield choose_launch(scores, ints, topk, indexer.topk)
+            iq = stand_in(dtype, _TOKENS, indexer.num_heads, indexer.head_dim)
+            yield _score(tile, iq, layout, batch, scores, keys_per_page)
+        picked = topk if indexer.pool == 1 else stand_in("int32", _TOKENS, best)
+        yield choose_launch(scores, ints, picked, best)
         if indexer.pool > 1:
-            yield expand_launch(stand_in("int32", _TOKENS, indexer.topk // indexer.pool), ints, topk, indexer.pool)
+            yield expand_launch(picked, ints, topk, indexer.pool)
     yield rows_launch(topk, ints, batch.block_table, batch.seq_lens, topk, ints, block_size, block_size, request.parallel)
 
 
-def _score(tile: Tile, iq: StandIn, layout: Layout, batch: _Batch, scores: StandIn, block_size: int) -> Launch:
+def _score(tile: Tile, iq: StandIn, layout: Layout, batch: _Batch, scores: StandIn, keys_per_page: int) -> Launch:
     tokens, heads, _ = iq.shape
     chunk = IndexerChunk(token_start=0, token_stop=tokens, request_start=0, request_stop=_REQUESTS, max_seq_len=_COLUMNS)
     weights = stand_in("float32", tokens, heads)
-    return score_launch(tile, iq, weights, _cache(layout), batch, chunk, scores, block_size, block_size, _COLUMNS)
+    return score_launch(tile, iq, weights, _cache(layout), batch, chunk, scores, keys_per_page, keys_per_page, _COLUMNS)
 
 
 def _result_launches(dtype: str, heads: int, width: int, has_sink: bool) -> Iterator[Launch]:
