@@ -124,6 +124,9 @@ def _size_rows(found: DeviceAnswer) -> Iterator[tuple[str, str]]:
     total = format_bytes(found.kv_bytes_per_token + found.index_bytes_per_token)
     yield "a token takes", f"{found.kv_bytes_per_token:,} B of KV{index} over all layers, {total}"
     if found.plan is not None:
+        if any(group.part not in ("kv", "index") for group in found.plan.groups):
+            kept = "entries that tokens share and what compressors remember"
+            yield "in a page", f"{found.plan.bytes_per_token:,} B per token with {kept}"
         yield "workspace", format_bytes(found.plan.workspace_bytes)
     if not found.kv_bytes_per_token:
         yield "capacity", "no layer keeps KV here"

@@ -74,7 +74,7 @@ class Attention:
     """Attention over paged caches for every layer of a plan; made by plan.open or plan.bind.
 
     pools: which pages of the caches are in use, by cache group; the same pool for every group where page ids are the same.
-    caches: by layer id, index keys under (layer id, "index").
+    caches: a layer's KV by its id, every other part of it under (layer id, part).
     """
 
     def __init__(
