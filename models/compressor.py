@@ -151,8 +151,9 @@ class _Tapped:
         slots = torch.arange(tokens)
         closing = torch.where((slots + 1) % ratio == 0, slots // ratio, -1)
         request, table = torch.zeros(tokens, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
+        start = torch.tensor([0, tokens], dtype=torch.int32)
         kernels("cpu").compress_states(
-            Compressor(eps=compressor.eps, **here), states, entries, slots, closing, request, slots, table, ratio=ratio
+            Compressor(eps=compressor.eps, **here), states, entries, slots, closing, start, request, slots, table, ratio=ratio
         )
         return entries.storage[0]
 

@@ -319,6 +319,9 @@ class Attention:
         Each token attends to its window and to the closed entries behind it, those that an indexer picks where the layer
         has one. compressor: on a layer that makes entries, None on one that keeps its window alone or reads another's.
         index: on a layer that owns an indexer, whose k may be a compressor too. kv is None on a layer that reads another's.
+
+        A page keeps what compressors remember of its last tokens: a request may lose as many as num_spec_tokens of the plan
+        and go on; one that falls back further goes on from the end of a page.
         """
         layer = self._layer(layer_id, "compressed")
         self._check_step(metadata)

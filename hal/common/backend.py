@@ -236,19 +236,24 @@ class Backend:
         entries: KVCache,
         state_slots: torch.Tensor,
         entry_slots: torch.Tensor,
+        query_start_loc: torch.Tensor,
         req_id: torch.Tensor,
         positions: torch.Tensor,
         block_table: torch.Tensor,
         *,
         ratio: int,
     ) -> None:
-        """Write a state per token at state_slots int64 [tokens], then an entry at entry_slots for each token that closes one.
+        """Write an entry at entry_slots int64 [tokens] for each token that closes one, and tokens' states at state_slots.
 
         A state is the token's kv and its score + position_bias[position % ratio]. An entry mixes the groups * ratio states
-        that end at the closing token, found in the states' cache by positions int64 [tokens], req_id int32 [tokens] and
-        block_table int32 [requests, pages]: a softmax of the scores over those tokens for each channel, positions before
-        the request's first left out; of two groups the older gives the first half of its rows, the newer the second. Then
-        RMS norm and rotation, and the row is written as the entries' layout has it. Slot -1 writes nothing.
+        that end at the closing token: a softmax of the scores over those tokens for each channel, positions before the
+        request's first left out; of two groups the older gives the first half of its rows, the newer the second. Then RMS
+        norm and rotation, and the row is written as the entries' layout has it. Slot -1 writes nothing.
+
+        States of the step's own tokens are its inputs: query_start_loc int32 [requests + 1], req_id int32 [tokens] and
+        positions int64 [tokens] say which. Earlier ones are read from the cache, before any is written: that of position p
+        lies on page block_table[request, p // page] in row p % page % states.block_size, a page being
+        entries.block_size * ratio tokens, of which the states' cache keeps the last.
         """
         raise NotImplementedError
 

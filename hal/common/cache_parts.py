@@ -18,20 +18,31 @@ PARTS = ("kv", "entries", "index", "state", "index_state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePart:
-    """One cache of a layer. window: how many tokens are kept, None for all; tokens_per_row: tokens that share a row."""
+    """One cache of a layer. window: how many tokens are kept, None for all; tokens_per_row: tokens that share a row.
+
+    last_rows: a page keeps rows of its last so many tokens alone, a token's row being its offset modulo that; None: of all.
+    """
 
     part: str
     layout: Layout
     window: int | None
     tokens_per_row: int = 1
+    last_rows: int | None = None
 
 
 def list_parts(
-    layer: LayerShape, selection: Selection, dtype: str, parallel: Parallel, window: int | None, fp8: str | None = None
+    layer: LayerShape,
+    selection: Selection,
+    dtype: str,
+    parallel: Parallel,
+    window: int | None,
+    fp8: str | None = None,
+    num_spec_tokens: int = 0,
 ) -> Iterator[CachePart]:
     """The caches that a layer owns, none where it reads another's.
 
-    window: the widest of the layers that read its KV. fp8: the device's e4m3 variant.
+    window: the widest of the layers that read its KV. fp8: the device's e4m3 variant. num_spec_tokens: how many of its last
+    tokens a request may lose and write anew.
     """
     if layer.owns_kv:
         layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp, fp8)
@@ -39,7 +50,7 @@ def list_parts(
     if layer.owns_entries:
         layout = layer_layout(layer, selection.kv_layout, dtype, parallel.tp, fp8)
         yield CachePart(part="entries", layout=layout, window=None, tokens_per_row=layer.compress_ratio or 1)
-        yield _state("state", layer.head_dim, layer, dtype)
+        yield _state("state", layer.head_dim, layer, dtype, num_spec_tokens)
     indexer = layer.indexer
     if indexer is None or not indexer.owns or selection.index_layout is None:
         return
@@ -47,7 +58,7 @@ def list_parts(
     keys = layer_index_layout(layer, dtype, selection.index_layout, fp8)
     yield CachePart(part="index", layout=keys, window=None, tokens_per_row=layer.tokens_per_index_key)
     if (layer.kind == "compressed" or indexer.pool > 1) and "compress_states" in selection.providers:
-        yield _state("index_state", indexer.head_dim, layer, dtype)
+        yield _state("index_state", indexer.head_dim, layer, dtype, num_spec_tokens)
 
 
 def check_entry_sources(shape: ModelShape) -> None:
@@ -69,8 +80,13 @@ def state_layout(width: int, dtype: str) -> Layout:
     return Layout(name="state", dtype="float64" if dtype == "float64" else "float32", parts=((width,), (width,)))
 
 
-def _state(part: str, width: int, layer: LayerShape, dtype: str) -> CachePart:
-    """The state of a compressor whose results have a width; its values are as many times as wide as groups overlap."""
+def _state(part: str, width: int, layer: LayerShape, dtype: str, num_spec_tokens: int) -> CachePart:
+    """The state of a compressor whose results have a width; its values are as many times as wide as groups overlap.
+
+    Entries of a step are made of its own tokens and of at most span - 1 before them, so no page needs more rows than that
+    and those of the tokens that may be lost.
+    """
     ratio = layer.compress_ratio or layer.tokens_per_index_key
     span = layer.compress_span or ratio
-    return CachePart(part=part, layout=state_layout(span // ratio * width, dtype), window=span)
+    layout = state_layout(span // ratio * width, dtype)
+    return CachePart(part=part, layout=layout, window=span, last_rows=span + num_spec_tokens)

@@ -1,31 +1,69 @@
-"""The arrays of cache groups in which several tokens share a row, worked out of a step's own; numpy and torch alike."""
+"""The arrays of cache groups that keep other rows than one per token, worked out of a step's own; numpy and torch alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 
-def row_regions(tokens_per_row: Sequence[int], max_requests: int, max_tokens: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """What the groups need beside the arrays of every step: lengths and bounds in rows, in execution order, per group."""
-    groups = len(tokens_per_row)
-    if max(tokens_per_row, default=1) == 1:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRule:
+    """Which tokens of a group have a row: the last of each tokens_per_row, or the last rows_kept of each page, None for all."""
+
+    tokens_per_row: int = 1
+    rows_kept: int | None = None
+
+
+def row_rules(plan: Plan) -> tuple[RowRule, ...]:
+    """The rule of each cache group."""
+    rules = []
+    for group in plan.groups:
+        kept = group.last_rows if group.last_rows is not None and group.last_rows < group.block_size else None
+        rules.append(RowRule(tokens_per_row=group.tokens_per_row, rows_kept=kept))
+    return tuple(rules)
+
+
+def row_regions(rules: Sequence[RowRule], max_requests: int, max_tokens: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """What groups in which tokens share rows need beside the arrays of every step: lengths and bounds, in execution order."""
+    groups = len(rules)
+    if all(rule.tokens_per_row == 1 for rule in rules):
         return {}
     return {"row_lens": ((groups, max_requests), "int32"), "row_bounds": ((groups, max_tokens), "int32")}
 
 
 def fill_rows(
-    tokens_per_row: Sequence[int], arrays: Mapping[str, Any], is_ordered: bool, num_reqs: int, num_tokens: int, num_padded: int
+    rules: Sequence[RowRule],
+    arrays: Mapping[str, Any],
+    block_size: int,
+    is_ordered: bool,
+    num_reqs: int,
+    num_tokens: int,
+    num_padded: int,
 ) -> None:
-    """Turn the token slots of such groups into row slots, -1 but for a row's last token, and count lengths in rows.
+    """Turn the token slots of such groups into row slots, -1 for tokens without a row, and count lengths in rows.
 
     A page holds whole rows, so a token closes a row where its slot does.
     """
     lens = arrays["seq_lens" if is_ordered else "ordered_lens"][:num_reqs]
-    for group, shared in enumerate(tokens_per_row):
-        if shared == 1:
-            continue
-        behind = arrays["slots"][group][:num_padded] + 1
-        arrays["slots"][group][:num_padded] = behind // shared * (behind % shared == 0) - 1
-        arrays["row_lens"][group][:num_reqs] = lens // shared
-        arrays["row_bounds"][group][:num_tokens] = arrays["key_bounds"][:num_tokens] // shared
+    for group, rule in enumerate(rules):
+        slots, shared = arrays["slots"][group][:num_padded], rule.tokens_per_row
+        if shared > 1:
+            behind = slots + 1
+            slots[:] = behind // shared * (behind % shared == 0) - 1
+            arrays["row_lens"][group][:num_reqs] = lens // shared
+            arrays["row_bounds"][group][:num_tokens] = arrays["key_bounds"][:num_tokens] // shared
+        elif rule.rows_kept is not None:
+            slots[:] = _last_of_pages(slots, arrays, block_size, rule.rows_kept)
+
+
+def _last_of_pages(slots: Any, arrays: Mapping[str, Any], block_size: int, kept: int) -> Any:
+    """Row slots of the tokens that no later one of this step writes over, -1 of the others."""
+    count = slots.shape[0]
+    positions, last = arrays["positions"][:count], arrays["seq_lens"][arrays["req_id"][:count]] - 1
+    over = positions + kept
+    is_kept = (slots >= 0) & ((over > positions - positions % block_size + block_size - 1) | (over > last))
+    return (slots // block_size * kept + slots % block_size % kept + 1) * is_kept - 1

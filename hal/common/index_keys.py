@@ -65,6 +65,7 @@ def compress(
         entries[0],
         where.slot_mapping,
         metadata.groups[entries[1]].slot_mapping,
+        metadata.query_start_loc,
         metadata.req_id_per_token,
         metadata.positions,
         where.batch.block_table,

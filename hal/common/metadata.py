@@ -18,7 +18,7 @@ from .device_findings import find_mistake
 from .environment import read_variable
 from .errors import BatchError, InputError
 from .fill import arrange, fill_from_device, fill_from_host, step_regions
-from .fill_rows import fill_rows, row_regions
+from .fill_rows import fill_rows, row_regions, row_rules
 from .kernels import IndexerChunk, PagedBatch
 from .mla_runs import plan_runs
 from .pages import PagePool
@@ -48,11 +48,11 @@ class MetadataBuilder:
         self._kinds = _mla_kinds(plan) if self._shards is None else ()
         self._scorings = tuple(sorted({scoring(layer) for layer in plan.shape.layers if layer.indexer is not None}))
         self._num_groups = max(1, len(plan.groups))
-        self._tokens_per_row = tuple(group.tokens_per_row for group in plan.groups)
+        self._row_rules = row_rules(plan)
         self._cursor = 0
         limits = plan.limits
         regions = step_regions(limits.max_num_seqs, limits.max_num_batched_tokens, plan.block_table_width, self._num_groups)
-        regions |= row_regions(self._tokens_per_row, limits.max_num_seqs, limits.max_num_batched_tokens)
+        regions |= row_regions(self._row_rules, limits.max_num_seqs, limits.max_num_batched_tokens)
         regions["runs"] = ((sum(self._run_numbers(kind) for kind in self._kinds),), "int32")
         self._staging = Staging(regions, torch_device)
         self._lost_tokens = torch.zeros((), dtype=torch.int64, device=torch_device)
@@ -97,7 +97,7 @@ class MetadataBuilder:
         step = arrange(batch, 1 + plan.num_spec_tokens)
         fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel)
         counts = (batch.num_reqs, batch.num_tokens, step.padded_tokens)
-        fill_rows(self._tokens_per_row, self._staging.host, step.order is None, *counts)
+        fill_rows(self._row_rules, self._staging.host, plan.block_size, step.order is None, *counts)
         order, first = step.order, step.num_decodes
         queries, lengths = batch.query_lens, batch.seq_lens
         if order is not None:
@@ -148,7 +148,7 @@ class MetadataBuilder:
         self._staging.upload()
         # After the upload, which would overwrite what is computed on the device.
         lost = fill_from_device(batch, device, plan.block_size, self.rules, first, plan.parallel, is_sound=is_sound)
-        fill_rows(self._tokens_per_row, device, True, batch.num_reqs, batch.num_tokens, batch.num_tokens)
+        fill_rows(self._row_rules, device, plan.block_size, True, batch.num_reqs, batch.num_tokens, batch.num_tokens)
         if lost is not None:
             self._lost_tokens += lost.tokens
             self._lost_pages += lost.pages
@@ -295,7 +295,8 @@ class MetadataBuilder:
         tables = device["tables" if is_ordered else "ordered_tables"][:, requests]
         num_decodes = count if name == "decode" else 0
         batches = [PagedBatch(starts, lens, table, *longest, num_decodes, {}) for table in tables]
-        for group, shared in enumerate(self._tokens_per_row):
+        for group, rule in enumerate(self._row_rules):
+            shared = rule.tokens_per_row
             if shared > 1:
                 batches[group] = replace(
                     batches[group],

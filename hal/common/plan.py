@@ -36,7 +36,8 @@ class CacheSpec:
     """One cache tensor an engine must provide: [pages, rows_per_page, layout.width] in layout.dtype, zero-filled.
 
     part is "kv", "entries", "index", "state" or "index_state"; key is what plan.bind takes it under: the layer id for its
-    KV, (layer id, part) for every other. A page holds block_size tokens in every cache, tokens_per_row of them in one row.
+    KV, (layer id, part) for every other. A page holds block_size tokens in every cache, tokens_per_row of them in one row,
+    or rows of its last last_rows tokens alone: that of a token is its offset in the page modulo rows_per_page.
     Pages lie page_bytes apart, which may be more than their rows take, or further. A layout with scale_shapes needs fp32
     scales of one of these shapes beside it.
     """
@@ -47,6 +48,7 @@ class CacheSpec:
     layout: Layout
     block_size: int
     tokens_per_row: int = 1
+    last_rows: int | None = None
 
     @property
     def key(self) -> CacheKey:
@@ -56,7 +58,7 @@ class CacheSpec:
     @property
     def rows_per_page(self) -> int:
         """Rows of one page."""
-        return self.block_size // self.tokens_per_row
+        return count_rows(self)
 
     @property
     def page_bytes(self) -> int:
@@ -77,7 +79,7 @@ class CacheSpec:
 class CacheGroup:
     """Layers whose pages have one size and one lifetime, so that one block table serves them all.
 
-    block_size: tokens of a page, of which tokens_per_row share a row.
+    block_size: tokens of a page, of which tokens_per_row share a row, or of which only the last last_rows have one.
     window: how many keys, its own included, a token sees at most in any layer that reads the group; None where it may see all.
     """
 
@@ -88,16 +90,23 @@ class CacheGroup:
     block_size: int
     window: int | None
     tokens_per_row: int = 1
+    last_rows: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token over the group's layers, rounded up where tokens share a row."""
-        return -(-self.layout.bytes_per_token * len(self.layer_ids) // self.tokens_per_row)
+        """Bytes of one token over the group's layers: its part of a page, rounded up where tokens share rows."""
+        return -(-self.layout.bytes_per_token * count_rows(self) * len(self.layer_ids) // self.block_size)
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over the group's layers."""
-        return self.layout.page_bytes(self.block_size // self.tokens_per_row) * len(self.layer_ids)
+        return self.layout.page_bytes(count_rows(self)) * len(self.layer_ids)
+
+
+def count_rows(cache: CacheSpec | CacheGroup) -> int:
+    """Rows of one page: a row per token, or per tokens_per_row tokens, or for the last tokens of a page alone."""
+    rows = cache.block_size // cache.tokens_per_row
+    return rows if cache.last_rows is None else min(rows, cache.last_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +136,7 @@ class Plan:
                 layout=group.layout,
                 block_size=group.block_size,
                 tokens_per_row=group.tokens_per_row,
+                last_rows=group.last_rows,
             )
             for group in self.groups
             for layer_id in group.layer_ids
@@ -288,7 +298,7 @@ def plan(
     if len(sizes) > 1:
         # One page size for all layers: the least that is a multiple of each backend's own, if every one takes it.
         selections = _select(requests, backend)
-    groups = _group_layers(shape.layers, selections, dtype, parallel, block_size, device.fp8)
+    groups = _group_layers(shape.layers, selections, dtype, parallel, block_size, device.fp8, num_spec_tokens)
     gathered = "float32" if any(group.layout.is_quantised for group in groups) else dtype
     return Plan(
         shape=shape,
@@ -350,12 +360,13 @@ def _group_layers(
     parallel: Parallel,
     block_size: int,
     fp8: str | None,
+    num_spec_tokens: int,
 ) -> tuple[CacheGroup, ...]:
     windows = _read_windows(layers)
     members: dict[CachePart, list[int]] = {}
     for layer, selection in zip(layers, selections, strict=True):
         if selection is not None:
-            for part in list_parts(layer, selection, dtype, parallel, windows.get(layer.layer_id), fp8):
+            for part in list_parts(layer, selection, dtype, parallel, windows.get(layer.layer_id), fp8, num_spec_tokens):
                 members.setdefault(part, []).append(layer.layer_id)
     ordered = sorted(members.items(), key=lambda item: (PARTS.index(item[0].part), item[1][0]))
     return tuple(
@@ -367,6 +378,7 @@ def _group_layers(
             block_size=block_size,
             window=part.window,
             tokens_per_row=part.tokens_per_row,
+            last_rows=part.last_rows,
         )
         for i, (part, ids) in enumerate(ordered)
     )

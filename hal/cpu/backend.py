@@ -164,6 +164,7 @@ class CPUBackend(Backend):
         entries: KVCache,
         state_slots: torch.Tensor,
         entry_slots: torch.Tensor,
+        query_start_loc: torch.Tensor,
         req_id: torch.Tensor,
         positions: torch.Tensor,
         block_table: torch.Tensor,
@@ -171,5 +172,5 @@ class CPUBackend(Backend):
         ratio: int,
     ) -> None:
         self._compress.compress_states(
-            compressor, states, entries, state_slots, entry_slots, req_id, positions, block_table, ratio
+            compressor, states, entries, state_slots, entry_slots, query_start_loc, req_id, positions, block_table, ratio
         )

@@ -20,41 +20,56 @@ def compress_states(
     entries: KVCache,
     state_slots: torch.Tensor,
     entry_slots: torch.Tensor,
+    query_start_loc: torch.Tensor,
     req_id: torch.Tensor,
     positions: torch.Tensor,
     block_table: torch.Tensor,
     ratio: int,
 ) -> None:
-    """Write every token's state, then an entry for every token that has a slot for one."""
+    """Write an entry for every token that has a slot for one, and the states that have a slot."""
     width = entries.layout.widths[0]
-    groups = _check(compressor, states, width, ratio, (state_slots, entry_slots, req_id, positions))
+    groups = _check(compressor, states, entries, ratio, (state_slots, entry_slots, req_id, positions))
     if not positions.numel():
         return
     dtype = states.rows.dtype
     score = compressor.score.to(dtype) + compressor.position_bias.to(dtype)[positions % ratio]
-    write_rows(states, state_slots, (compressor.kv.to(dtype), score))
+    own = compressor.kv.to(dtype), score
     closing = (entry_slots >= 0).nonzero().squeeze(1)
     span = groups * ratio
     step = max(1, _GATHER_BYTES // (span * states.layout.bytes_per_token))
+    made = []
     for tokens in closing.split(step):
-        rows = _locate(states, block_table, req_id[tokens].long(), positions[tokens], span)
-        entry = _mix(states.rows, rows, groups, width)
+        request, wanted = req_id[tokens].long(), positions[tokens][:, None] + torch.arange(1 - span, 1)
+        # A request's new tokens lie end to end, so a position is as far from the token as it is in time.
+        index = tokens[:, None] + torch.arange(1 - span, 1)
+        index = torch.where(index >= query_start_loc[request][:, None], index, -1)
+        rows = _locate(states, block_table, request, torch.where(index < 0, wanted, -1), entries.block_size * ratio)
+        entry = _mix(_gather(states, rows, own, index), (rows < 0) & (index < 0), groups, width)
         if compressor.norm_weight is not None:
             scale = torch.rsqrt(entry.square().mean(dim=1, keepdim=True) + compressor.eps)
             entry = entry * scale * compressor.norm_weight.to(dtype)
         if compressor.cos is not None and compressor.sin is not None:
             _rotate(entry, compressor.cos[tokens].to(dtype), compressor.sin[tokens].to(dtype))
+        made.append(entry)
+    # States last: a new one may lie where an earlier one was read.
+    write_rows(states, state_slots, own)
+    for tokens, entry in zip(closing.split(step), made, strict=True):
         write_rows(entries, entry_slots[tokens], entry.split(entries.layout.widths, dim=1))
 
 
-def _check(compressor: Compressor, states: KVCache, width: int, ratio: int, per_token: tuple[torch.Tensor, ...]) -> int:
+def _check(compressor: Compressor, states: KVCache, entries: KVCache, ratio: int, per_token: tuple[torch.Tensor, ...]) -> int:
     """How many groups an entry is made of; LayoutError where states, entries and the compressor do not fit each other."""
-    wide = states.layout.widths[0]
+    wide, width = states.layout.widths[0], entries.layout.widths[0]
     groups = wide // max(1, width)
     if states.layout.name != "state" or groups not in (1, 2) or groups * width != wide:
         raise LayoutError(
             f"states of layout {states.layout.name!r} hold {wide} values per token; entries of {width} need a 'state' layout of "
             f"{width}, or of {2 * width} where groups overlap"
+        )
+    page, span = entries.block_size * ratio, groups * ratio
+    if not min(page, span) <= states.block_size <= page:
+        raise LayoutError(
+            f"states keep {states.block_size} rows of a page of {page} tokens; an entry of {span} tokens needs {min(page, span)}"
         )
     tokens = compressor.kv.shape[0]
     compressor.check("compressor", tokens, ratio, groups, width, None)
@@ -64,23 +79,26 @@ def _check(compressor: Compressor, states: KVCache, width: int, ratio: int, per_
     return groups
 
 
-def _locate(
-    states: KVCache, block_table: torch.Tensor, request: torch.Tensor, positions: torch.Tensor, span: int
-) -> torch.Tensor:
-    """Cache rows int64 [tokens, span] of the span positions that end at each token's; -1 before a request's first."""
-    wanted = positions[:, None] + torch.arange(1 - span, 1)
-    block = block_table[request[:, None], (wanted // states.block_size).clamp(min=0)].long()
-    rows = block * states.page_stride + wanted % states.block_size
+def _locate(states: KVCache, block_table: torch.Tensor, request: torch.Tensor, wanted: torch.Tensor, page: int) -> torch.Tensor:
+    """Cache rows int64 [tokens, span] of positions; -1 for a negative one, and where the table names no page."""
+    block = block_table[request[:, None], (wanted // page).clamp(min=0)].long()
+    rows = block * states.page_stride + wanted % page % states.block_size
     return torch.where((wanted >= 0) & (block >= 0), rows, -1)
 
 
-def _mix(cached: torch.Tensor, rows: torch.Tensor, groups: int, width: int) -> torch.Tensor:
+def _gather(states: KVCache, rows: torch.Tensor, own: tuple[torch.Tensor, torch.Tensor], index: torch.Tensor) -> torch.Tensor:
+    """States [tokens, span, 2 * width] from the step's own tokens where an index names one, else from cache rows."""
+    cached = states.rows.index_select(0, rows.clamp(min=0).reshape(-1)).unflatten(0, rows.shape)
+    flat = index.clamp(min=0).reshape(-1)
+    new = torch.cat([part.index_select(0, flat) for part in own], dim=1).unflatten(0, rows.shape)
+    return torch.where((index >= 0)[..., None], new, cached)
+
+
+def _mix(gathered: torch.Tensor, absent: torch.Tensor, groups: int, width: int) -> torch.Tensor:
     """Softmax-weighted values [tokens, width]; of overlapping groups the older gives its first half, the newer its second."""
-    count, span = rows.shape
-    absent = rows < 0
-    gathered = cached.index_select(0, rows.clamp(min=0).reshape(-1)).view(count, span, 2, groups, width)
+    gathered = gathered.unflatten(2, (2, groups, width))
     if groups == 2:
-        half = span // 2
+        half = gathered.shape[1] // 2
         gathered = torch.cat([gathered[:, :half, :, 0], gathered[:, half:, :, 1]], dim=1)
     else:
         gathered = gathered[:, :, :, 0]

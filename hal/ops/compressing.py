@@ -18,6 +18,7 @@ def compress_states(
     entries: KVCache,
     state_slots: torch.Tensor,
     entry_slots: torch.Tensor,
+    query_start_loc: torch.Tensor,
     req_id: torch.Tensor,
     positions: torch.Tensor,
     block_table: torch.Tensor,
@@ -43,6 +44,7 @@ def compress_states(
         entries.block_size,
         state_slots,
         entry_slots,
+        query_start_loc,
         req_id,
         positions,
         block_table,
@@ -68,6 +70,7 @@ def _run(
     entry_block_size: int,
     state_slots: torch.Tensor,
     entry_slots: torch.Tensor,
+    query_start_loc: torch.Tensor,
     req_id: torch.Tensor,
     positions: torch.Tensor,
     block_table: torch.Tensor,
@@ -82,6 +85,7 @@ def _run(
         read_cache(entries, entry_scale, entry_layout, entry_block_size),
         state_slots,
         entry_slots,
+        query_start_loc,
         req_id,
         positions,
         block_table,
@@ -99,8 +103,8 @@ _COMPRESS = define_operator(
     "(Tensor kv, Tensor score, Tensor position_bias, Tensor? norm_weight, float eps, Tensor? cos, Tensor? sin, "
     "Tensor(a!) states, str state_layout, SymInt state_block_size, "
     "Tensor(b!) entries, Tensor? entry_scale, str entry_layout, SymInt entry_block_size, "
-    "Tensor state_slots, Tensor entry_slots, Tensor req_id, Tensor positions, Tensor block_table, SymInt ratio, str? backend) "
-    "-> ()",
+    "Tensor state_slots, Tensor entry_slots, Tensor query_start_loc, Tensor req_id, Tensor positions, Tensor block_table, "
+    "SymInt ratio, str? backend) -> ()",
     _run,
     _trace,
 )

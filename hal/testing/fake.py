@@ -182,6 +182,7 @@ class ReferenceBackend(Backend):
         entries: KVCache,
         state_slots: torch.Tensor,
         entry_slots: torch.Tensor,
+        query_start_loc: torch.Tensor,
         req_id: torch.Tensor,
         positions: torch.Tensor,
         block_table: torch.Tensor,
@@ -189,7 +190,7 @@ class ReferenceBackend(Backend):
         ratio: int,
     ) -> None:
         reference.compress_states(
-            compressor, states, entries, state_slots, entry_slots, req_id, positions, block_table, ratio=ratio
+            compressor, states, entries, state_slots, entry_slots, query_start_loc, req_id, positions, block_table, ratio=ratio
         )
 
 

@@ -17,11 +17,14 @@ from .histories import BOUNDED, HISTORIES
 from .shapes import model
 from .test_device_batches import on_device
 
-LIMITS = hal.Limits(96, 6, 64, block_size=8)
+# Pages of 16 keep the states of their last tokens alone, pages of 8 those of all.
+LIMITS = hal.Limits(96, 6, 64, block_size=16)
+PAGES = pytest.mark.parametrize("block_size", [8, 16, 32], ids="page{}".format)
 
 
 def make_engine(dtype: str = "float64", **plan) -> Engine:
-    return Engine(model(*run.layers()), dtype=dtype, limits=plan.pop("limits", LIMITS), **plan)
+    limits = replace(LIMITS, block_size=plan.pop("block_size", LIMITS.block_size))
+    return Engine(model(*run.layers()), dtype=dtype, limits=limits, **plan)
 
 
 def random_inputs(tokens: int, seed: int = 5) -> dict[int, dict]:
@@ -31,11 +34,12 @@ def random_inputs(tokens: int, seed: int = 5) -> dict[int, dict]:
     return {layer.layer_id: run.layer_inputs(source, layer, ((0, tokens),)) for layer in source.shape.layers}
 
 
+@PAGES
 @pytest.mark.parametrize("num_spec_tokens", [0, 3], ids=["plain", "spec"])
-@settings(BOUNDED, max_examples=15)
+@settings(BOUNDED, max_examples=10)
 @given(history=HISTORIES)
-def test_any_history(num_spec_tokens: int, history) -> None:
-    engine = make_engine(num_spec_tokens=num_spec_tokens)
+def test_any_history(num_spec_tokens: int, block_size: int, history) -> None:
+    engine = make_engine(num_spec_tokens=num_spec_tokens, block_size=block_size)
     for step, leaving in history:
         run.run_step(engine, step)
         engine.finish(leaving)
@@ -64,9 +68,10 @@ def test_quantised_caches(dtype: str) -> None:
         run.run_step(engine, step)
 
 
-def test_tokens_that_a_draft_lost_are_written_again() -> None:
+@PAGES
+def test_tokens_that_a_draft_lost_are_written_again(block_size: int) -> None:
     """A request falls back behind entries that it had closed; what comes next does not see them until they are new."""
-    engine = make_engine(num_spec_tokens=3)
+    engine = make_engine(num_spec_tokens=3, block_size=block_size)
     for counts, lost in (((13,), 0), ((4, 4), 3), ((4,), 4), ((2,), 1), ((4, 1), 0), ((4,), 2), ((17,), 0)):
         for count in counts:
             run.run_step(engine, ((0, count),))
@@ -81,15 +86,16 @@ def forget(engine: Engine, name: int, count: int) -> None:
     running.cached = {key: [torch.cat(pieces)[: running.length]] for key, pieces in running.cached.items()}
 
 
-def test_a_shared_prefix_carries_its_states() -> None:
+@PAGES
+def test_a_shared_prefix_carries_its_states(block_size: int) -> None:
     """A second request starts from the first one's full pages: its groups begin with states that it never wrote."""
-    engine = make_engine()
-    run.run_step(engine, ((0, 21),))
+    engine = make_engine(block_size=block_size)
+    run.run_step(engine, ((0, 37),))
     first = engine.requests[0]
     engine.requests[1] = Running(
-        length=16,
-        pages=engine.attention.pages.share(first.pages[:2]),
-        cached={key: [torch.cat(pieces)[:16]] for key, pieces in first.cached.items()},
+        length=32,
+        pages=engine.attention.pages.share(first.pages[: 32 // block_size]),
+        cached={key: [torch.cat(pieces)[:32]] for key, pieces in first.cached.items()},
     )
     for step in [((1, 2),), ((1, 1), (0, 3)), ((1, 9), (0, 1))]:
         run.run_step(engine, step)
@@ -119,7 +125,7 @@ def test_an_engines_own_memory() -> None:
 
 
 def test_an_entry_is_the_same_however_its_tokens_come() -> None:
-    """Prefill in one piece, in pieces that cut groups, token by token, and in short extends give the same caches."""
+    """Prefill in one piece, in pieces that cut groups, token by token, and in short extends give the same rows."""
     pieces = [[33], [5, 1, 1, 9, 17], [1] * 33, [3] * 11]
     found = []
     for counts in pieces:
@@ -133,11 +139,7 @@ def test_an_entry_is_the_same_however_its_tokens_come() -> None:
                 outputs.append((layer_id, start, out))
             start += count
         rows = {layer_id: torch.cat([out for one, _, out in outputs if one == layer_id]) for layer_id in inputs}
-        caches = {
-            key: cache.rows[: engine.requests[0].length // (8 // cache.block_size)].clone()
-            for key, cache in engine.attention.caches.items()
-        }
-        found.append((rows, caches))
+        found.append((rows, {key: cache.rows.clone() for key, cache in engine.attention.caches.items()}))
     for rows, caches in found[1:]:
         for layer_id, out in rows.items():
             torch.testing.assert_close(out, found[0][0][layer_id], atol=1e-12, rtol=1e-12)
@@ -280,7 +282,8 @@ def test_an_engine_slot_mapping_counts_tokens() -> None:
         for group, step in zip(engine.plan.groups, engine.attention.build(given).groups, strict=True)
         if group.tokens_per_row in (1, 4)
     }
-    assert slots["kv"] == slots["state"] == [*range(9), -1]
+    assert slots["kv"] == [*range(9), -1]
+    assert slots["state"] == [-1, -1, 2, 3, 4, 5, 6, 7, 0, -1]
     assert slots["entries"] == slots["index"] == [-1, -1, -1, 0, -1, -1, -1, 1, -1, -1]
 
 

@@ -62,6 +62,8 @@ def test_groups() -> None:
         ("state", (2,), "state", 2 * 512, "float32", 1, 128),
         ("index_state", (1, 3), "state", 2 * 2 * 128, "float32", 1, 8),
     ]
+    assert [group.last_rows for group in planned().groups] == [None] * 4 + [8, 128, 8]
+    assert [group.last_rows for group in planned(num_spec_tokens=3).groups] == [None] * 4 + [11, 131, 11]
 
 
 def test_a_page_holds_whole_rows_of_every_group() -> None:
@@ -71,8 +73,8 @@ def test_a_page_holds_whole_rows_of_every_group() -> None:
         1: (3, 256, 512),
         (1, "entries"): (3, 64, 512),
         (1, "index"): (3, 64, 128),
-        (1, "state"): (3, 256, 2048),
-        (1, "index_state"): (3, 256, 512),
+        (1, "state"): (3, 8, 2048),
+        (1, "index_state"): (3, 8, 512),
     }
     assert planned(limits=replace(LIMITS, block_size=128)).block_size == 128
 
@@ -94,8 +96,9 @@ def test_bytes_are_those_of_the_config() -> None:
     assert sum(group.bytes_per_token for group in of["kv"]) == V4.kv_bytes_per_token("auto", "bfloat16") == 4 * 1024
     assert [group.layout.bytes_per_token for group in of["index"]] == [V4.layers[1].index_bytes_per_token("auto", "bfloat16")]
     assert [group.bytes_per_token for group in of["entries"]] == [2 * 1024 // 4, 1024 // 128]
-    assert [group.bytes_per_token for group in of["state"]] == [2 * 8192, 4096]
-    assert [group.bytes_per_token for group in of["index_state"]] == [2 * 2048]
+    # A page of 256 tokens keeps the states of its last 8, or 128.
+    assert [group.bytes_per_token for group in of["state"]] == [2 * 8192 * 8 // 256, 4096 * 128 // 256]
+    assert [group.bytes_per_token for group in of["index_state"]] == [2 * 2048 * 8 // 256]
     assert plan.page_bytes == sum(spec.page_bytes for spec in plan.cache_specs()) == plan.bytes_per_token * plan.block_size
     memory = plan.workspace_bytes + 40 * plan.page_bytes
     assert plan.max_tokens(memory) == 40 * plan.block_size < plan.max_tokens_per_group(memory)

@@ -270,6 +270,13 @@ class CompressesPaddedTokens(ReferenceBackend):
         super().compress_states(compressor, states, entries, state_slots.clamp(min=0), *where, ratio=ratio)
 
 
+class WritesStatesBeforeReading(ReferenceBackend):
+    def compress_states(self, compressor, states, entries, state_slots, entry_slots, *where, ratio):
+        nowhere = torch.full_like(entry_slots, -1)
+        super().compress_states(compressor, states, entries, state_slots, nowhere, *where, ratio=ratio)
+        super().compress_states(compressor, states, entries, state_slots, entry_slots, *where, ratio=ratio)
+
+
 class ReachesIntoTheNextRequest(ReferenceBackend):
     def rows_from_topk(self, topk, req_id, block_table, seq_lens, **kwargs):
         return super().rows_from_topk(topk, req_id, block_table, torch.full_like(seq_lens, 2**31 - 1), **kwargs)

@@ -53,6 +53,7 @@ FOUND_BY = {
     broken.RotatesByTheClosingToken: ("compress_states", "apart"),
     broken.ForgetsThePositionBias: ("compress_states", "apart"),
     broken.ForgetsTheNorm: ("compress_states", "apart"),
+    broken.WritesStatesBeforeReading: ("compress_states", "long"),
     broken.CompressesPaddedTokens: ("compress_states", "padded"),
     broken.ReachesIntoTheNextRequest: ("rows_from_topk", "page16"),
     broken.NegativeBlockIsBlockZero: ("rows_from_topk", "negative_blocks"),

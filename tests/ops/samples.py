@@ -226,9 +226,9 @@ def _compress(tokens: int) -> Callable[[], Any]:
     slots = torch.tensor([5, 6, 7, -1])[:tokens]
     closing = torch.where((slots + 1) % 2 == 0, slots // 2, -1)
     request, positions = torch.zeros(tokens, dtype=torch.int32), torch.tensor([1, 2, 3, 0])[:tokens]
-    table = torch.tensor([[1]], dtype=torch.int32)
+    table, start = torch.tensor([[1]], dtype=torch.int32), torch.tensor([0, min(tokens, 3)], dtype=torch.int32)
     states, entries = make_cache(state_layout(2 * WIDTH, "float32")), make_cache(latent_layout(WIDTH, 0, "float32"))
-    return lambda: ops.compress_states(compressor, states, entries, slots, closing, request, positions, table, ratio=2)
+    return lambda: ops.compress_states(compressor, states, entries, slots, closing, start, request, positions, table, ratio=2)
 
 
 def _sink(tokens: int) -> Callable[[], Any]:

@@ -16,38 +16,48 @@ def compress_states(
     entries: KVCache,
     state_slots: torch.Tensor,
     entry_slots: torch.Tensor,
+    query_start_loc: torch.Tensor,
     req_id: torch.Tensor,
     positions: torch.Tensor,
     block_table: torch.Tensor,
     *,
     ratio: int,
 ) -> None:
-    """Every token's state, then an entry for each token with a slot for one."""
-    compressor.check(
-        "compressor", len(positions), ratio, states.layout.widths[0] // entries.layout.widths[0], entries.layout.widths[0], None
-    )
-    bias = compressor.position_bias.double()[positions % ratio]
-    write_rows(states, state_slots, (compressor.kv, compressor.score.double() + bias))
+    """An entry for each token with a slot for one, and the states that have a slot."""
+    width, wide = entries.layout.widths[0], states.layout.widths[0]
+    compressor.check("compressor", len(positions), ratio, wide // width, width, None)
+    scores = compressor.score.double() + compressor.position_bias.double()[positions % ratio]
+    own = compressor.kv.double(), scores
+    made = []
     for token, slot in enumerate(entry_slots.tolist()):
         if slot < 0:
             continue
-        pages = block_table[int(req_id[token])].tolist()
-        entry = _mix(states, pages, int(positions[token]), ratio, entries.layout.widths[0])
+        request, position = int(req_id[token]), int(positions[token])
+        first = position - (token - int(query_start_loc[request]))
+        pages, page = block_table[request].tolist(), entries.block_size * ratio
+        history = []
+        for source in range(max(0, position + 1 - wide // width * ratio), position + 1):
+            if source >= first:
+                history.append(tuple(part[token - (position - source)] for part in own))
+            else:
+                history.append(read_parts(states, pages[source // page], source % page % states.block_size))
+        entry = _mix(history, ratio, width)
         if compressor.norm_weight is not None:
             entry = entry / (entry.square().mean() + compressor.eps).sqrt() * compressor.norm_weight.double()
         if compressor.cos is not None and compressor.sin is not None:
             entry = _rotate(entry, compressor.cos[token].double(), compressor.sin[token].double())
+        made.append((token, entry))
+    write_rows(states, state_slots, own)
+    for token, entry in made:
         write_rows(entries, entry_slots[token : token + 1], [part[None] for part in entry.split(entries.layout.widths)])
 
 
-def _mix(states: KVCache, pages: list[int], position: int, ratio: int, width: int) -> torch.Tensor:
-    """[width] in float64: of the group that ends at a position and, where states are twice as wide, of the one before it."""
-    overlaps = states.layout.widths[0] == 2 * width
+def _mix(history: list[tuple[torch.Tensor, ...]], ratio: int, width: int) -> torch.Tensor:
+    """[width] in float64: of the last ratio states and, where they are twice as wide, of those of the group before."""
+    overlaps = history[-1][0].shape[0] == 2 * width
     values, scores = [], []
-    for source in range(max(0, position + 1 - (2 if overlaps else 1) * ratio), position + 1):
-        kv, score = read_parts(states, pages[source // states.block_size], source % states.block_size)
-        is_own_group = source > position - ratio
-        lanes = slice(width, 2 * width) if overlaps and is_own_group else slice(0, width)
+    for age, (kv, score) in enumerate(reversed(history)):
+        lanes = slice(width, 2 * width) if overlaps and age < ratio else slice(0, width)
         values.append(kv[lanes])
         scores.append(score[lanes])
     weights = torch.softmax(torch.stack(scores), dim=0)

@@ -24,7 +24,6 @@ from hal.testing.storage import (
     TIGHT,
     StorageCase,
     copy_cache,
-    fill_cache,
     make_generator,
     poisoned_cache,
     random_tensor,
@@ -43,6 +42,7 @@ LONG = BatchCase(id="long", query_lens=(37, 1), seq_lens=(50, 32))
 class CompressCase:
     """One step's tokens after an earlier context. is_index: entries are index keys, neither normalised nor rotated.
 
+    keeps_all: a page keeps every token's state, else only as many of its last as an entry is made of, and one.
     frees_pages: the block table no longer names pages that no group of the step reaches back to.
     """
 
@@ -53,16 +53,27 @@ class CompressCase:
     block_size: int = 16
     storage: StorageCase = TIGHT
     is_index: bool = False
+    keeps_all: bool = False
     frees_pages: bool = False
     spreads_rows: bool = False
 
     @property
     def id(self) -> str:
         """Readable, and unique within a backend's suite."""
-        words = ("index_keys" * self.is_index, "freed_pages" * self.frees_pages, "strided_inputs" * self.spreads_rows)
+        words = (
+            "index_keys" * self.is_index,
+            "every_state" * self.keeps_all,
+            "freed_pages" * self.frees_pages,
+            "strided_inputs" * self.spreads_rows,
+        )
         kind = "overlapping" if self.groups == 2 else "apart"
         page = f"page{self.block_size}"
         return describe("compress_states", f"by{self.ratio}", kind, self.dtype, page, self.batch.id, self.storage.id, *words)
+
+    @property
+    def rows_kept(self) -> int:
+        """States of one page."""
+        return self.block_size if self.keeps_all else min(self.block_size, self.groups * self.ratio + 1)
 
     @property
     def entry_layout(self) -> Layout:
@@ -94,6 +105,7 @@ def _specs(sizes: Sizes) -> Iterator[CompressCase]:
             yield replace(usual, groups=groups, ratio=ratio, block_size=block_size, batch=LONG)
         yield replace(usual, groups=groups, storage=STRIDED)
         yield replace(usual, groups=groups, is_index=True)
+        yield replace(usual, groups=groups, keeps_all=True, batch=LONG)
         yield replace(usual, groups=groups, frees_pages=True)
         yield replace(usual, groups=groups, spreads_rows=True)
     for dtype in sizes.dtypes:
@@ -106,12 +118,11 @@ def check_compress(case: CompressCase, backend: Backend) -> None:
     """Nothing, or ConformanceError: the states and entries of the definition, and no other row of either cache changed."""
     generator, where = make_generator(case.id), place_of(backend)
     tables, num_pages = shuffle_pages(generator, case.batch.seq_lens, case.block_size)
-    states = poisoned_cache(state_layout(case.groups * WIDTH, case.dtype), num_pages, case.block_size, case.storage)
+    states = poisoned_cache(state_layout(case.groups * WIDTH, case.dtype), num_pages, case.rows_kept, case.storage)
     contexts = [seq - query for query, seq in zip(case.batch.query_lens, case.batch.seq_lens, strict=True)]
-    fill_cache(states, tables, contexts, generator)
+    _fill_states(case, states, tables, contexts, generator)
     entries = poisoned_cache(case.entry_layout, num_pages, case.block_size // case.ratio, case.storage)
-    slots = _slots(case, tables)
-    entry_slots = torch.where((slots + 1) % case.ratio == 0, slots // case.ratio, -1)
+    slots, entry_slots = _slots(case, tables)
     if case.frees_pages:
         _free_pages(case, tables, contexts)
     padding = [(0, 0)] * case.batch.padded_tokens
@@ -119,15 +130,16 @@ def check_compress(case: CompressCase, backend: Backend) -> None:
     where_tokens_are = (
         slots,
         entry_slots,
+        case.batch.query_start_loc,
         torch.tensor(requests, dtype=torch.int32),
         torch.tensor(positions, dtype=torch.int64),
         table_tensor(tables),
     )
     compressor = make_compressor(case, generator)
     given = (copy_cache(states, where), copy_cache(entries, where))
-    slots, entry_slots, request, position, table = (tensor.to(where) for tensor in where_tokens_are)
+    slots, entry_slots, start, request, position, table = (tensor.to(where) for tensor in where_tokens_are)
     moved = _move(compressor, where, case.spreads_rows)
-    backend.compress_states(moved, *given, slots, entry_slots, request, position, table, ratio=case.ratio)
+    backend.compress_states(moved, *given, slots, entry_slots, start, request, position, table, ratio=case.ratio)
     reference.compress_states(compressor, states, entries, *where_tokens_are, ratio=case.ratio)
     _expect_rows(given[0], states, "float32", "states")
     _expect_rows(given[1], entries, case.dtype, "entries")
@@ -148,12 +160,12 @@ def check_refusal(dtype: str, field: str, backend: Backend) -> None:
     tokens = DECODE.num_tokens
     slots = torch.arange(3, 3 + tokens, device=where)
     zeros = torch.zeros(tokens, dtype=torch.int32, device=where)
-    table = torch.zeros(1, 1, dtype=torch.int32, device=where)
+    table, start = torch.zeros(1, 1, dtype=torch.int32, device=where), DECODE.query_start_loc.to(where)
     given = _move(wrong, where, spreads_rows=False)
     expect_error(
         (LayoutError,),
         f"another {field}",
-        lambda: backend.compress_states(given, states, entries, slots, slots // 4, zeros, slots, table, ratio=case.ratio),
+        lambda: backend.compress_states(given, states, entries, slots, slots // 4, start, zeros, slots, table, ratio=case.ratio),
     )
     expect_identical(states.rows, before[0], "states after a refused call")
     expect_identical(entries.rows, before[1], "entries after a refused call")
@@ -174,12 +186,29 @@ def make_compressor(case: CompressCase, generator: torch.Generator) -> Compresso
     )
 
 
-def _slots(case: CompressCase, tables: list[list[int]]) -> torch.Tensor:
-    slots = [
-        tables[request][position // case.block_size] * case.block_size + position % case.block_size
-        for request, position in case.batch.positions
-    ]
-    return torch.tensor([*slots, *[-1] * case.batch.padded_tokens], dtype=torch.int64)
+def _fill_states(
+    case: CompressCase, states: KVCache, tables: list[list[int]], contexts: list[int], generator: torch.Generator
+) -> None:
+    """Random states of each request's earlier tokens; of a page's only the last are left."""
+    for table, context in zip(tables, contexts, strict=True):
+        for position in range(context):
+            page, offset = divmod(position, case.block_size)
+            row = random_tensor(generator, states.layout.width, dtype=states.layout.dtype)
+            states.storage[table[page], offset % case.rows_kept] = row
+
+
+def _slots(case: CompressCase, tables: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each token's state goes, -1 where a later token of the step takes its row, and the entry that it closes."""
+    kept, ratio, size = case.rows_kept, case.ratio, case.block_size
+    slots, entry_slots = [], []
+    for request, position in case.batch.positions:
+        page, offset = divmod(position, size)
+        last = min((page + 1) * size, case.batch.seq_lens[request]) - 1
+        slots.append(tables[request][page] * kept + offset % kept if position + kept > last else -1)
+        closes = (position + 1) % ratio == 0
+        entry_slots.append(tables[request][page] * (size // ratio) + offset // ratio if closes else -1)
+    padding = [-1] * case.batch.padded_tokens
+    return torch.tensor([*slots, *padding], dtype=torch.int64), torch.tensor([*entry_slots, *padding], dtype=torch.int64)
 
 
 def _free_pages(case: CompressCase, tables: list[list[int]], contexts: list[int]) -> None:
