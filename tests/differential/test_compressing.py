@@ -66,17 +66,24 @@ def angles(position: int, ratio: int) -> Row:
     lengths=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), min_size=1, max_size=3),
     ratio=st.sampled_from([2, 3, 4]),
     groups=st.sampled_from([1, 2]),
+    spare=st.integers(0, 9),
     seed=st.integers(0, 2**31),
 )
-def test_entries_of_requests_that_grow_step_by_step(target, lengths: list[list[int]], ratio: int, groups: int, seed: int) -> None:
-    """lengths: new tokens of each request in each step. Every entry is written once, by the token that closes its group."""
+def test_entries_of_requests_that_grow_step_by_step(
+    target, lengths: list[list[int]], ratio: int, groups: int, spare: int, seed: int
+) -> None:
+    """lengths: new tokens of each request in each step. Every entry is written once, by the token that closes its group.
+
+    A page of three groups keeps the states of as many of its last tokens as an entry is made of, and some to spare.
+    """
     backend = open_target(target, "compress_states")
     where, generator = place_of(backend), torch.Generator().manual_seed(seed)
-    requests, size = len(lengths), 4
+    requests, size, page = len(lengths), 3, 3 * ratio
+    kept = min(page, groups * ratio + spare)
     pages = torch.randperm(requests * 8, generator=generator).reshape(requests, 8)
     table = pages.tolist()
     wide = groups * WIDTH
-    states = make_cache(state_layout(wide, "float32"), requests * 8, size, where)
+    states = make_cache(state_layout(wide, "float32"), requests * 8, kept, where)
     entries = make_cache(latent_layout(WIDTH, 0, "float32"), requests * 8, size, where)
     bias = torch.randn(ratio, wide, generator=generator)
     norm = torch.rand(WIDTH, generator=generator) + 0.5
@@ -87,12 +94,14 @@ def test_entries_of_requests_that_grow_step_by_step(target, lengths: list[list[i
         new = [(request, first + i) for request, first in where_of for i in range((*lengths[request], 0, 0, 0)[step])]
         kv, score = torch.randn(len(new), wide, generator=generator), torch.randn(len(new), wide, generator=generator)
         state_slots, entry_slots, turns = [], [], []
+        last_of = dict(new)
         for token, (request, position) in enumerate(new):
             history[request].append(Token(kv[token].tolist(), score[token].tolist()))
-            state_slots.append(table[request][position // size] * size + position % size)
-            number = position // ratio
+            block, offset = table[request][position // page], position % page
+            is_overwritten = position + kept <= min(last_of[request], position - offset + page - 1)
+            state_slots.append(-1 if is_overwritten else block * kept + offset % kept)
             closes = (position + 1) % ratio == 0
-            slot = table[request][number // size] * size + number % size if closes else -1
+            slot = block * size + offset // ratio if closes else -1
             entry_slots.append(slot)
             turns.append(angles(position, ratio))
             if closes:
@@ -113,6 +122,7 @@ def test_entries_of_requests_that_grow_step_by_step(target, lengths: list[list[i
             entries,
             torch.tensor(state_slots, dtype=torch.int64, device=where),
             torch.tensor(entry_slots, dtype=torch.int64, device=where),
+            ints([0, *accumulate([request for request, _ in new].count(one) for one in range(requests))], where),
             ints([request for request, _ in new], where),
             torch.tensor([position for _, position in new], dtype=torch.int64, device=where),
             pages.to(torch.int32).to(where),
@@ -164,7 +174,10 @@ def attention() -> hal.Attention:
     seed=st.integers(0, 2**31),
 )
 def test_slots_of_entries(attention: hal.Attention, lengths: list[tuple[int, int]], is_device: bool, seed: int) -> None:
-    """A token whose position closes a group of ratio tokens has a slot, in the page where the group's number says; others -1."""
+    """A token whose position closes a group of ratio tokens has a slot, in the page where the group's number says; others -1.
+
+    Of a page's compressor states the last of the step have slots.
+    """
     lengths = sorted(lengths, key=lambda pair: pair[0] > 1)
     table = torch.randperm(128, generator=torch.Generator().manual_seed(seed))[: len(lengths) * 14].reshape(len(lengths), 14)
     queries, seqs = [query for query, _ in lengths], [query + past for query, past in lengths]
@@ -187,6 +200,11 @@ def test_slots_of_entries(attention: hal.Attention, lengths: list[tuple[int, int
         per_page = PAGE // ratio
         expected = []
         for request, position in positions:
+            if group.last_rows is not None and group.last_rows < PAGE:
+                page, offset = divmod(position, PAGE)
+                last, kept = min(seqs[request], (page + 1) * PAGE) - 1, group.last_rows
+                expected.append(int(table[request, page]) * kept + offset % kept if position + kept > last else -1)
+                continue
             number, rest = divmod(position + 1, ratio)
             page, offset = divmod(number - 1, per_page)
             expected.append(int(table[request, page]) * per_page + offset if rest == 0 else -1)
