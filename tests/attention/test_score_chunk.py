@@ -29,12 +29,7 @@ class Calls:
         return self.reads and call == "index_scores"
 
 
-def ways() -> list[bool]:
-    """Apart always; by ranges where the CPU backend declares that it reads them."""
-    return [False, True] if hal.kernels("cpu").capabilities.key_ranges else [False]
-
-
-@pytest.mark.parametrize("reads", ways(), ids=lambda reads: "ranges" if reads else "apart")
+@pytest.mark.parametrize("reads", [False, True], ids=lambda reads: "ranges" if reads else "apart")
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), min_size=1, max_size=4),
