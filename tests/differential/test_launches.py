@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,3 +206,34 @@ def test_recorded_is_a_subset_of_planned(arch: str, kind: str, dtype: str, tp: i
     assert recorder.keys
     assert recorder.keys.keys() <= planned
     assert attention.compile_misses == 0
+
+
+def keys_of(target: str, *layers: LayerShape, **plan: Any) -> set[Hashable]:
+    platform = target.partition(":")[0]
+    shape = make_model(layers, "bfloat16")
+    return set(hal.plan(shape, target, limits=LIMITS, backend=f"{platform}:triton", **plan).warmup_keys())
+
+
+FEATURES = {
+    "sink": (attention_layer(0), attention_layer(0, sink=True)),
+    "window": (attention_layer(0), attention_layer(0, window=24)),
+    "softcap": (attention_layer(0), attention_layer(0, softcap=30.0)),
+    "indexer": (mla_layer(0), mla_layer(0, indexer=indexer())),
+    "second_width": (mla_layer(0, indexer=indexer()), mla_layer(0, indexer=indexer(topk=48))),
+}
+
+
+@pytest.mark.parametrize("arch", ["cuda:sm_90", "rocm:gfx942", "xpu:pvc"])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_each_feature_of_a_model_adds_keys_of_its_own(feature: str, arch: str) -> None:
+    """A list made for other settings than those that serve would lack them."""
+    plain, with_feature = FEATURES[feature]
+    assert keys_of(arch, with_feature) - keys_of(arch, plain)
+    assert keys_of(arch, plain, replace(with_feature, layer_id=1, kv_source=1)) >= keys_of(arch, plain)
+
+
+def test_keys_tell_archs_apart_and_installations_not() -> None:
+    layers = (attention_layer(0), mla_layer(1, indexer=indexer()))
+    keys = [keys_of(target, *layers) for target in ("cuda:sm_80", "cuda:sm_90")]
+    assert not keys[0] & keys[1]
+    assert str(Path(hal.__file__).parent) not in repr(keys)

@@ -1,4 +1,7 @@
-"""Item 11: every layout's rows and pages to the byte, against records put together with struct."""
+"""Item 11: every layout's rows and pages to the byte, against records put together with struct.
+
+Reading them back, and changing their variant: tests/unit/layouts.
+"""
 
 from __future__ import annotations
 
@@ -133,21 +136,6 @@ def test_pages(name: str, block_size: int) -> None:
         tokens = [written.get(page * block_size + offset, blank) for offset in range(block_size)]
         expected = b"".join(b"".join(token[piece] for token in tokens) for piece in range(len(blank)))
         assert bytes(memory[page].tolist()) == expected.ljust(size, b"\0")
-
-
-@EVERY
-@FEW
-@given(seed=st.integers(0, 2**31))
-def test_what_is_read_is_what_the_bytes_say(name: str, seed: int) -> None:
-    """Reading, packing and reading again gives the same bytes: nothing is lost beyond the first rounding."""
-    sample = SAMPLES[name]
-    rows = sample.layout.pack(draw_parts(sample.layout, 3, seed), sample.scale)
-    values = [part.float() for part in sample.layout.unpack(rows, sample.scale)]
-    again = sample.layout.unpack(sample.layout.pack(values, sample.scale), sample.scale)
-    assert all(torch.equal(one, other.float()) for one, other in zip(values, again, strict=True))
-    largest = max(part.abs().max().item() for part in values)
-    assert all(value.isfinite().all() for value in values)
-    assert largest > 0
 
 
 def test_bytes_of_the_served_sizes() -> None:
