@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .block_ids import TableRule, TableRules, find_wrong_block, first_columns, holds_strangers
+from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, first_columns, holds_strangers
 
 if TYPE_CHECKING:
     from .device_batch import DeviceBatch
@@ -61,6 +61,19 @@ def _find_wrong_slot(batch: DeviceBatch, rules: TableRules) -> str | None:
         if len(values) and int(values.max()) >= count:
             token = int(values.argmax())
             return f"token {token} has slot {values[token]}; slots are -1 or 0 to {count - 1}"
+    return None
+
+
+def find_shared_write(batch: DeviceBatch, rules: TableRules) -> str | None:
+    """A sentence on the first new token whose page several requests hold, in pools of hal's own; None where there is none."""
+    if batch.slot_mapping is not None:
+        return None
+    starts, lens = _to_host(batch.query_start_loc), _to_host(batch.seq_lens)
+    for table, rule in zip(batch.block_tables, rules.for_tables(len(batch.block_tables)), strict=True):
+        if rule.pool.num_shared:
+            mistake = describe_shared_write(_to_host(table), starts[1:] - starts[:-1], lens, rule.pool, rules.tokens_per_page)
+            if mistake is not None:
+                return mistake
     return None
 
 

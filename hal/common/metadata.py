@@ -14,10 +14,10 @@ from .block_ids import make_rules
 from .chunks import Scoring, plan_scores
 from .dcp_bounds import ShardBounds
 from .device_batch import DeviceBatch, check_device_batch
-from .device_findings import find_mistake
+from .device_findings import find_mistake, find_shared_write
 from .environment import read_variable
 from .errors import BatchError, InputError
-from .fill import arrange, fill_from_device, fill_from_host, step_regions
+from .fill import arrange, fill_from_device, fill_from_host, fill_from_seen, step_regions
 from .fill_rows import fill_rows, row_regions, row_rules
 from .kernels import IndexerChunk, PagedBatch
 from .mla_runs import plan_runs
@@ -127,7 +127,7 @@ class MetadataBuilder:
         return metadata
 
     def _build_from_device(self, batch: DeviceBatch) -> StepMetadata:
-        plan, device = self.plan, self._staging.device
+        plan = self.plan
         check_device_batch(batch, plan.limits, self.rules, self._lost_tokens.device)
         is_sound = self._see_whether_sound(batch)
         first = batch.count_decodes(1 + plan.num_spec_tokens)
@@ -147,14 +147,24 @@ class MetadataBuilder:
         )
         self._staging.upload()
         # After the upload, which would overwrite what is computed on the device.
-        lost = fill_from_device(batch, device, plan.block_size, self.rules, first, plan.parallel, is_sound=is_sound)
-        fill_rows(self._row_rules, device, plan.block_size, True, batch.num_reqs, batch.num_tokens, batch.num_tokens)
-        if lost is not None:
-            self._lost_tokens += lost.tokens
-            self._lost_pages += lost.pages
+        self._fill_from_device(batch, first, is_sound)
         if self._shards is not None:
             self._shards.fill(metadata)
         return metadata
+
+    def _fill_from_device(self, batch: DeviceBatch, num_decodes: int, is_sound: bool) -> None:
+        plan, staging = self.plan, self._staging
+        counts = (batch.num_reqs, batch.num_tokens, batch.num_tokens)
+        if is_sound and batch.seq_lens.device.type == "cpu":
+            fill_from_seen(batch, num_decodes, staging.host, plan.block_size, self.rules, plan.parallel)
+            fill_rows(self._row_rules, staging.host, plan.block_size, True, *counts)
+            return
+        arrays = staging.device
+        lost = fill_from_device(batch, arrays, plan.block_size, self.rules, num_decodes, plan.parallel, is_sound=is_sound)
+        fill_rows(self._row_rules, arrays, plan.block_size, True, *counts)
+        if lost is not None:
+            self._lost_tokens += lost.tokens
+            self._lost_pages += lost.pages
 
     def _see_whether_sound(self, batch: DeviceBatch) -> bool:
         """Whether the host knows that the batch's tensors hold nothing wrong; BatchError under HAL_DEBUG=1 where they do."""
@@ -162,6 +172,8 @@ class MetadataBuilder:
         if not is_debugged and batch.seq_lens.device.type != "cpu":
             return False
         mistake = find_mistake(batch, self.rules)
+        if mistake is None and is_debugged:
+            mistake = find_shared_write(batch, self.rules)
         if mistake is not None and is_debugged:
             raise BatchError(mistake)
         return mistake is None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from .batch import Batch
-from .block_ids import TableRule, TableRules, check_writes, find_wrong_block, first_columns, holds_strangers
+from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, first_columns, holds_strangers
 from .errors import BatchError
 from .limits import Limits
 
@@ -27,8 +27,10 @@ def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: 
     _check_padding(batch, limits)
     for table, rule in zip(batch.block_tables, rules.for_tables(len(batch.block_tables)), strict=True):
         _check_table(batch, table, longest, rule, rules.tokens_per_page)
-        if is_written:
-            check_writes(table, batch.query_lens, batch.seq_lens, rule.pool, rules.tokens_per_page)
+        if is_written and rule.pool.num_shared:
+            mistake = describe_shared_write(table, batch.query_lens, batch.seq_lens, rule.pool, rules.tokens_per_page)
+            if mistake is not None:
+                raise BatchError(mistake)
 
 
 def _check_padding(batch: Batch, limits: Limits) -> None:

@@ -215,3 +215,15 @@ def test_what_is_right_is_never_counted() -> None:
     for step in STEPS.values():
         run(engine, step, to_batch=lambda batch: on_device(batch, batch.block_tables[0]))
     assert engine.attention.lost_tokens == engine.attention.lost_pages == 0
+
+
+def test_debugging_names_a_write_to_a_shared_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_engine("gqa")
+    batch = engine.schedule([(0, 1), (1, 1)])
+    page = engine.requests[1].pages[-1]
+    engine.attention.pages.share([page])
+    monkeypatch.setenv("HAL_DEBUG", "1")
+    with pytest.raises(hal.BatchError, match=f"request 1 would write position 13 to page {page}, which is held 2 times"):
+        built(engine, batch)
+    engine.attention.pages.free([page])
+    built(engine, batch)
