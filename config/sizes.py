@@ -28,14 +28,19 @@ def kv_heads_on_rank(num_kv_heads: int, tp: int) -> int:
     return max(1, num_kv_heads // tp)
 
 
+def row_bytes(elements: int, dtype: object) -> int:
+    """A row of elements of one type."""
+    return elements * item_size(dtype)
+
+
 def attention_row_bytes(num_kv_heads: int, head_dim: int, v_head_dim: int, dtype: object) -> int:
     """One token of the `kv` layout, all K heads, then all V heads; of `kv_fp8` with an fp8 dtype."""
-    return num_kv_heads * (head_dim + v_head_dim) * item_size(dtype)
+    return row_bytes(num_kv_heads * (head_dim + v_head_dim), dtype)
 
 
 def latent_row_bytes(kv_lora_rank: int, qk_rope_head_dim: int, dtype: object) -> int:
     """One token of the `latent` layout, the compressed vector, then the shared rotary key; of `latent_fp8` with an fp8 dtype."""
-    return (kv_lora_rank + qk_rope_head_dim) * item_size(dtype)
+    return row_bytes(kv_lora_rank + qk_rope_head_dim, dtype)
 
 
 def fp8_ds_mla_row_bytes(kv_lora_rank: int, qk_rope_head_dim: int) -> int:
@@ -65,7 +70,7 @@ def index_planes(head_dim: int) -> tuple[int, int]:
 
 def index_row_bytes(head_dim: int, dtype: object = "bfloat16", quantised: bool = False) -> int:
     """One index key: plain elements, or e4m3 values with one fp32 scale per 128 lanes."""
-    return sum(index_planes(head_dim)) if quantised else head_dim * item_size(dtype)
+    return sum(index_planes(head_dim)) if quantised else row_bytes(head_dim, dtype)
 
 
 def page_bytes(row_bytes: int, block_size: int, alignment: int = 1) -> int:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hal.common.errors import LayoutError
 from hal.common.layout_text import describe_layout
-from hal.config.dtypes import item_size
-from hal.config.sizes import page_bytes
+from hal.config.sizes import page_bytes, row_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +88,7 @@ class Layout:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one row."""
-        return self.width * item_size(self.dtype)
+        return row_bytes(self.width, self.dtype)
 
     def page_bytes(self, block_size: int) -> int:
         """Bytes of one page of block_size tokens, padding included."""
