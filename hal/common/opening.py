@@ -14,7 +14,6 @@ from .errors import CapacityError, InputError, LayoutError, NotBuiltError
 from .kernels import KVCache
 from .limits import check_positive_int
 from .pages import make_pools
-from .records import allocate_pages
 from .registry import find_backend
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def open_attention(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, in
     opened = open_backends(plan)
     caches: dict[CacheKey, KVCache] = {}
     for spec in plan.cache_specs():
-        storage = allocate_pages(spec.layout, blocks[spec.group], spec.rows_per_page, where)
+        storage = spec.allocate(blocks[spec.group], where)
         scale = torch.ones(spec.scale_shapes[0], device=where) if spec.scale_shapes else None
         caches[spec.key] = KVCache(storage, spec.layout, spec.rows_per_page, spec.rows_per_page, scale)
     is_single = num_blocks is None or isinstance(num_blocks, int)

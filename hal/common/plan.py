@@ -38,8 +38,8 @@ class CacheSpec:
     part is "kv", "entries", "index", "state" or "index_state"; key is what plan.bind takes it under: the layer id for its
     KV, (layer id, part) for every other. A page holds block_size tokens in every cache, tokens_per_row of them in one row,
     or rows of its last last_rows tokens alone: that of a token is its offset in the page modulo rows_per_page.
-    Pages lie page_bytes apart, which may be more than their rows take, or further. A layout with scale_shapes needs fp32
-    scales of one of these shapes beside it.
+    Pages lie page_bytes apart, which may be more than their rows take, or further: allocate() makes such a tensor. A layout
+    with scale_shapes needs fp32 scales of one of these shapes beside it.
     """
 
     layer_id: int
@@ -73,6 +73,12 @@ class CacheSpec:
     def shape(self, num_blocks: int) -> tuple[int, int, int]:
         """The tensor's shape with that many pages."""
         return num_blocks, self.rows_per_page, self.layout.width
+
+    def allocate(self, num_blocks: int, device: str | torch.device = "cpu") -> torch.Tensor:
+        """A zero-filled tensor of the spec with that many pages, as far apart as their padding asks for."""
+        from .records import allocate_pages
+
+        return allocate_pages(self.layout, num_blocks, self.rows_per_page, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

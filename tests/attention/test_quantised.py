@@ -132,7 +132,7 @@ def test_an_engine_brings_storage_and_scales(shape: ModelShape, kv_layout: str, 
     engine = make_engine(shape, kv_layout)
     given, scales = {}, {}
     for spec in engine.plan.cache_specs():
-        storage = torch.zeros(spec.shape(40), dtype=getattr(torch, spec.layout.dtype))
+        storage = spec.allocate(40)
         given[spec.key] = storage
         if spec.scale_shapes:
             scales[spec.key] = torch.full(spec.scale_shapes[-1], 0.02)
