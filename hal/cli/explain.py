@@ -67,7 +67,8 @@ class Capacity:
     """Tokens that fit in a memory beside the plan's workspace, or in all of it where there is no plan.
 
     one_request: the longest that one request could be; each_request: that num_seqs could all be; None where no length is too
-    long. pool_tokens: what the plan's pools hold over all requests, None without a plan.
+    long. pool_tokens: what the plan's pools hold over all requests, None without a plan; group_pool_tokens: the same with a pool
+    for each cache group, whose pages windows give back; None where no layer has a window.
     """
 
     memory_bytes: int
@@ -75,6 +76,7 @@ class Capacity:
     one_request: int | None
     each_request: int | None
     pool_tokens: int | None
+    group_pool_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +189,14 @@ def _measure_capacity(terms: Explanation, memory: int, made: Plan | None) -> Cap
         terms.shape.max_tokens(room, terms.kv_layout, terms.dtype, terms.parallel.tp, num_seqs)
         for num_seqs in (1, terms.limits.max_num_seqs)
     )
+    windowed = made is not None and any(group.window is not None for group in made.groups)
     return Capacity(
         memory_bytes=memory,
         num_seqs=terms.limits.max_num_seqs,
         one_request=one,
         each_request=each,
         pool_tokens=made.max_tokens(memory) if made is not None else None,
+        group_pool_tokens=made.max_tokens_per_group(memory) if made is not None and windowed else None,
     )
 
 

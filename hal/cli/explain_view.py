@@ -146,6 +146,8 @@ def _capacity_rows(capacity: Capacity, plan: Plan | None) -> Iterator[tuple[str,
         windowed = any(group.window is not None for group in plan.groups)
         counted = "; pages that a window has left behind are kept" if windowed else ""
         yield "hal's pools", f"{capacity.pool_tokens:,} tokens over all requests, in pages of {plan.block_size}{counted}"
+        if capacity.group_pool_tokens is not None and capacity.group_pool_tokens > capacity.pool_tokens:
+            yield "a pool per group", f"{capacity.group_pool_tokens:,} tokens over all requests, since windows give pages back"
 
 
 def _say_length(length: int | None) -> str:

@@ -46,6 +46,7 @@ def test_sizes_are_those_of_the_sparse_model(capsys: pytest.CaptureFixture[str])
         "one_request": room // (LATENT_BYTES + INDEX_BYTES),
         "each_request": room // 64 // (LATENT_BYTES + INDEX_BYTES),
         "pool_tokens": room // ((LATENT_BYTES + INDEX_BYTES) * page) * page,
+        "group_pool_tokens": None,
     }
 
 
@@ -135,6 +136,16 @@ def test_a_model_with_windows_fits_longer_requests_than_its_pages_hold(mixed: Pa
     text = capsys.readouterr().out
     assert f"one request of {capacity['one_request']:,} tokens, or 64 of {capacity['each_request']:,} each" in text
     assert f"{capacity['pool_tokens']:,} tokens over all requests" in text
+
+
+def test_a_pool_per_group_holds_more_where_windows_give_pages_back(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["explain", str(mixed), "--device", "cpu", "--memory", "0.1", "--max-num-seqs", "8", "--max-model-len", "100000"]
+    assert main([*arguments, "--json"]) == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    capacity = device["capacity"]
+    assert capacity["pool_tokens"] < capacity["group_pool_tokens"] < 2 * capacity["pool_tokens"]
+    assert main(arguments) == 0
+    assert f"{capacity['group_pool_tokens']:,} tokens over all requests, since windows" in capsys.readouterr().out
 
 
 def test_draft_layers_have_a_row(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
