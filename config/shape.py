@@ -122,9 +122,11 @@ class LayerShape:
     def compress_span(self) -> int:
         """Tokens that one compressed entry is made of, 0 without a ratio.
 
-        Where an indexer picks entries, groups overlap: an entry also holds what the group before left for it.
+        Where an indexer picks entries, groups overlap: an entry also holds what the group before left for it. So it is with
+        DeepSeek-V4's groups of 4; V4.1's of 1 and 2 tokens do not overlap.
         """
-        return (self.compress_ratio or 0) * (2 if self.indexer is not None else 1)
+        ratio = self.compress_ratio or 0
+        return ratio * 2 if self.indexer is not None and ratio > 2 else ratio
 
     @property
     def tokens_per_index_key(self) -> int:

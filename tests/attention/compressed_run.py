@@ -36,14 +36,20 @@ def compressed(layer_id: int, ratio: int, *, topk: int | None = None, owns: bool
 
 
 def layers() -> tuple[LayerShape, ...]:
-    """A window alone, entries that an indexer picks, all entries, and entries and choice of an earlier layer."""
+    """A window alone, entries that an indexer picks, all entries, entries and choice of an earlier layer, groups apart."""
     return (
         compressed(0, 0),
         compressed(1, 4, topk=2),
         compressed(2, 8),
         compressed(3, 4, topk=2, owns=False, entry_source=1, window=3),
         compressed(4, 4, topk=3, sink=False),
+        compressed(5, 2, topk=4),
     )
+
+
+def groups_of(layer: LayerShape) -> int:
+    """How many groups of tokens an entry is made of."""
+    return 2 if layer.indexer is not None and layer.compress_ratio == 4 else 1
 
 
 def rotation(position: int) -> torch.Tensor:
@@ -123,7 +129,7 @@ def run_step(engine: Engine, step: Step, **batch: Any) -> None:
 
 def layer_inputs(engine: Engine, layer: LayerShape, step: Step) -> dict[str, Any]:
     """Random arguments of one layer's call, remembered for the oracle."""
-    tokens, groups = sum(new for _, new in step), 2 if layer.indexer is not None else 1
+    tokens, groups = sum(new for _, new in step), groups_of(layer)
     kv = engine.random(tokens, WIDTH)
     engine.record((layer.layer_id, "kv"), step, kv)
     compressor = index = None
@@ -155,7 +161,9 @@ def choose(engine: Engine, layer: LayerShape, index: hal.IndexInputs, step: Step
     found = []
     for token, (name, position) in enumerate(engine.tokens(step)):
         count = (position + 1) // layer.compress_ratio
-        keys = stored(engine, (layer.layer_id, "index"), entries(engine, name, (layer.layer_id, 2), index.k, count, groups=2))
+        keys = stored(
+            engine, (layer.layer_id, "index"), entries(engine, name, (layer.layer_id, 2), index.k, count, groups_of(layer))
+        )
         found.append(oracle.best_keys(index.q[token], index.weights[token], keys, layer.indexer.topk))
     return found
 
@@ -169,7 +177,7 @@ def visible_keys(
     if not layer.compress_ratio:
         return kv
     source = layer.entry_source
-    groups = 2 if engine.shape.layer(source).indexer is not None else 1
+    groups = groups_of(engine.shape.layer(source))
     count = (position + 1) // layer.compress_ratio
     rows = stored(engine, (source, "entries"), entries(engine, name, (source, 1), made[source], count, groups))
     return torch.cat([kv, rows if chosen is None else rows[chosen]])

@@ -16,7 +16,7 @@ from .engine import Engine, snapshot, unchanged
 from .shapes import gqa, model
 
 STEP = ((0, 2), (1, 1))
-LAYERS = (*run.layers(), gqa(5))
+LAYERS = (*run.layers(), gqa(6))
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_refused_before_any_write(engine: Engine, name: str
     assert unchanged(engine.attention, before)
 
 
-@pytest.mark.parametrize("layer_id", range(5))
+@pytest.mark.parametrize("layer_id", range(6))
 def test_what_fits_is_served(engine: Engine, layer_id: int) -> None:
     """Otherwise the arguments above might be refused for another reason."""
     metadata = engine.attention.build(engine.schedule(STEP))
@@ -109,7 +109,7 @@ def test_what_fits_is_served(engine: Engine, layer_id: int) -> None:
 def test_a_layer_of_another_kind(engine: Engine) -> None:
     metadata = engine.attention.build(engine.schedule(STEP))
     arguments = run.layer_inputs(engine, LAYERS[0], STEP)
-    with pytest.raises(hal.BatchError, match="layer 5"):
-        engine.attention.attend_compressed(5, metadata=metadata, **arguments)
+    with pytest.raises(hal.BatchError, match="layer 6"):
+        engine.attention.attend_compressed(6, metadata=metadata, **arguments)
     with pytest.raises(hal.BatchError, match="layer 0"):
         engine.attention.attend(0, arguments["q"], None, None, metadata)

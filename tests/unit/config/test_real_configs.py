@@ -121,6 +121,9 @@ def test_sources_of_compressed_entries_and_choices() -> None:
     assert [layer.layer_id for layer in shape.layers if layer.entry_source == layer.layer_id] == entry["kv_source_layers"]
     assert [layer.layer_id for layer in shape.layers if layer.indexer and layer.indexer.owns] == entry["index_source_layers"]
     assert [layer.compress_ratio for layer in shape.layers] == [0] * 2 + [2] * 18 + [1] * 20
+    assert [layer.compress_span for layer in shape.layers] == [0] * 2 + [2] * 18 + [1] * 20
+    older = read_shape(FOLDER / "deepseek-v4-flash.json")
+    assert {(layer.compress_ratio, layer.compress_span) for layer in older.layers} == {(0, 0), (4, 8), (128, 128)}
 
 
 def test_blocks_of_block_sparse_layers() -> None:
