@@ -16,6 +16,7 @@ from itertools import accumulate
 import torch
 
 import hal
+from hal.common.device_batch import DeviceBatch
 from hal.common.page_tables import RequestPages, stack_tables
 from hal.common.pages import PagePool
 
@@ -191,7 +192,7 @@ class Engine:
                 if victim is request:
                     return False
 
-    def _make_batch(self, scheduled: list[tuple[Request, int]], ends: list[int]) -> object:
+    def _make_batch(self, scheduled: list[tuple[Request, int]], ends: list[int]) -> DeviceBatch:
         """The step in device tensors, as an engine on an accelerator would keep them."""
         query_lens = [new for _, new in scheduled]
         seq_lens = [request.num_computed + new for request, new in scheduled]

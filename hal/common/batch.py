@@ -23,9 +23,11 @@ _INT32 = np.iinfo(np.int32)
 class Batch:
     """One step of an engine: host lengths [requests] and block tables int32 [requests, pages], one or one per cache group.
 
-    seq_lens include the new tokens. A table column past a request's last page is never read; over DCP ranks a column is one
-    page on each of them, plan.tokens_per_page tokens, and every rank is given the whole requests. Any order of requests is
-    right; with decodes first nothing has to be moved. BatchError for lengths that contradict each other.
+    seq_lens include the new tokens. One table serves all groups where page ids mean the same page in each; it has to be one
+    per group where each has a pool of its own. A table column past a request's last page is never read, nor is one wholly
+    behind the window of every new token in a window group's table, where -1 may stand. Over DCP ranks a column is one page on
+    each of them, plan.tokens_per_page tokens, and every rank is given the whole requests. Any order of requests is right;
+    with decodes first nothing has to be moved. BatchError for lengths that contradict each other.
 
     num_reqs: requests in the step, those without a new token included; num_tokens: new tokens; is_single: every request has
     exactly one.

@@ -200,9 +200,7 @@ class _Call:
             first_key=run.context_lens if selected is not None else None,
         )
         for chunk in run.context:
-            rows, k_start_loc = _context_rows(phase.batches[self.group], run, chunk, self.cache), chunk.k_start_loc
-            if phase.may_miss_pages:
-                rows, k_start_loc = drop_missing_rows(rows, k_start_loc)
+            rows, k_start_loc = self._find_context(phase, run, chunk)
             latent, k_rope = self.kernels("gather_cache")(self.cache, rows)
             keys, values = _expand(latent, k_rope, weights)
             tokens = chunk.tokens
@@ -225,6 +223,20 @@ class _Call:
             result = self.kernels("apply_sink")(result, lse, self.sink[heads])
         attended: torch.Tensor = result
         return attended
+
+    def _find_context(self, phase: Phase, run: MLARun, chunk: ContextChunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """The cache rows of one of a run's chunks, and where each request's begin; found once for all layers of a group."""
+        batch = phase.batches[self.group]
+        key = ("context", run.requests.start, chunk.pieces, self.cache.page_stride)
+        known = None if batch.memo is None else batch.memo.get(key)
+        if isinstance(known, tuple):
+            return known
+        rows, k_start_loc = _context_rows(batch, run, chunk, self.cache), chunk.k_start_loc
+        if phase.may_miss_pages:
+            rows, k_start_loc = drop_missing_rows(rows, k_start_loc)
+        if batch.memo is not None:
+            batch.memo[key] = (rows, k_start_loc)
+        return rows, k_start_loc
 
 
 def _context_rows(batch: PagedBatch, run: MLARun, chunk: ContextChunk, cache: KVCache) -> torch.Tensor:
