@@ -108,8 +108,8 @@ class Engine:
     def submit(self, prompt: Sequence[int], max_new_tokens: int) -> Request:
         """Queue a prompt; ValueError for one that could not run even alone."""
         longest = min(self.num_tokens, LIMITS.max_model_len)
-        if not prompt or len(prompt) + max_new_tokens > longest:
-            raise ValueError(f"{len(prompt)} tokens and {max_new_tokens} new ones; expected 1 or more and at most {longest}")
+        if not prompt or max_new_tokens < 1 or len(prompt) + max_new_tokens > longest:
+            raise ValueError(f"{len(prompt)} tokens and {max_new_tokens} new ones; expected 1 of each and at most {longest}")
         pages = RequestPages(self.plan, self.pools)
         request = Request(tokens=list(prompt), max_length=len(prompt) + max_new_tokens, pages=pages)
         self.waiting.append(request)

@@ -128,7 +128,7 @@ def run_by_definition(model: Any, prompt: list[int], new: int) -> list[int]:
 
 def test_a_prompt_that_could_never_run_is_refused(module: Any) -> None:
     engine = module.Engine(num_tokens=64, dtype="float64")
-    for prompt, new in (([], 4), ([1] * 60, 5)):
+    for prompt, new in (([], 4), ([1] * 60, 5), ([1], 0)):
         with pytest.raises(ValueError, match="at most 64"):
             engine.submit(prompt, new)
     assert not engine.waiting
