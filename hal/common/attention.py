@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ from .index_keys import check_index, compress, write_index_keys
 from .kernels import IndexInputs, KVCache
 from .metadata import MetadataBuilder
 from .mla import MLAWeights, attend_mla
+from .paged_layer import PagedLayer
 from .pages import PagePool
 from .registry import find_backend
 from .step import StepMetadata
@@ -56,20 +57,6 @@ class LayerKernels:
         return call in self._ranged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PagedLayer:
-    """What a layer's calls over pages need, looked up once: its cache and group, its calls, its shapes on this rank."""
-
-    layer: LayerShape
-    kernels: LayerKernels
-    cache: KVCache
-    group: int
-    q_shape: tuple[int, int]
-    out_shape: tuple[int, int]
-    owns_kv: bool
-    options: dict[str, Any]
-
-
 class Attention:
     """Attention over paged caches for every layer of a plan; made by plan.open or plan.bind.
 
@@ -95,7 +82,7 @@ class Attention:
             if selection is not None
         }
         self._groups = {spec.key: spec.group for spec in plan.cache_specs()}
-        self._paged: dict[int, _PagedLayer] = {}
+        self._paged: dict[int, PagedLayer] = {}
         self._weights: dict[int, MLAWeights] = {}
         self._dtype: torch.dtype = getattr(torch, plan.dtype)
         self._device = torch.device(device)
@@ -217,27 +204,15 @@ class Attention:
         have the same heads, so each gives all of them and nothing is gathered.
         """
         state = self._paged.get(layer_id) or self._look_up(layer_id)
-        layer, cache = state.layer, state.cache
         self._check_step(metadata)
-        expected = self._expected(layer_id, metadata)
-        expected.check_activation("q", q, state.q_shape)
-        expected.check_sink(layer, sink, state.q_shape[0])
-        expected.check_out(out, state.out_shape)
-        if not state.owns_kv:
-            if k is not None or v is not None:
-                raise BatchError(f"layer {layer_id} reads the KV of layer {layer.kv_source}; k and v must be None")
-        elif k is None or v is None:
-            raise BatchError(f"layer {layer_id} keeps its own KV, so it needs both k and v")
-        else:
-            k_shape, v_shape = cache.layout.parts
-            expected.check_activation("k", k, k_shape)
-            expected.check_activation("v", v, v_shape)
-            state.kernels("write_cache")(cache, metadata.groups[state.group].slot_mapping, k, v)
-        out = _prepare_out(out, q, layer.v_head_dim, metadata)
+        state.check(metadata.num_tokens_padded, q, k, v, sink, out)
+        if k is not None:
+            state.write_cache(state.cache, metadata.groups[state.group].slot_mapping, k, v)
+        out = _prepare_out(out, q, state.out_shape[1], metadata)
         if self._ranks is None:
-            self._attend_pages(state, q, metadata, sink, out)
+            state.attend(q, metadata, sink, out)
         else:
-            attend_shards(layer, state.kernels, cache, state.group, q, metadata, sink, out, self._ranks)
+            attend_shards(state.layer, state.kernels, state.cache, state.group, q, metadata, sink, out, self._ranks)
         return out
 
     def attend_mla(
@@ -362,18 +337,22 @@ class Attention:
         attend_compressed(call, self._compressed_rows, q, metadata, sink, out)
         return out
 
-    def _look_up(self, layer_id: int) -> _PagedLayer:
+    def _look_up(self, layer_id: int) -> PagedLayer:
         layer = self._layer(layer_id, "attention")
         cache, group = self._cache(layer.kv_source)
-        heads = layer.num_heads // self.plan.parallel.tp
-        state = self._paged[layer_id] = _PagedLayer(
+        kernels, heads = self._kernels[layer_id], layer.num_heads // self.plan.parallel.tp
+        k_shape, v_shape = cache.layout.parts
+        state = self._paged[layer_id] = PagedLayer(
             layer=layer,
-            kernels=self._kernels[layer_id],
+            kernels=kernels,
             cache=cache,
             group=group,
+            dtype=self._dtype,
+            device=self._device,
             q_shape=(heads, layer.head_dim),
             out_shape=(heads, layer.v_head_dim),
-            owns_kv=layer.owns_kv,
+            k_shape=k_shape if layer.owns_kv else None,
+            v_shape=v_shape,
             options={
                 "softmax_scale": layer.softmax_scale,
                 "window": layer.window,
@@ -382,32 +361,10 @@ class Attention:
                 "causal": layer.causal,
                 "need_lse": layer.sink,
             },
+            write_cache=kernels("write_cache"),
+            paged={phase: kernels("paged_attention", phase) for phase in ("decode", "prefill")},
         )
         return state
-
-    def _attend_pages(
-        self, state: _PagedLayer, q: torch.Tensor, metadata: StepMetadata, sink: torch.Tensor | None, out: torch.Tensor
-    ) -> None:
-        order = metadata.token_order
-        queries = q if order is None else q.index_select(0, order)
-        for phase in metadata.phases:
-            is_whole = phase.tokens.stop - phase.tokens.start == queries.shape[0]
-            target = None
-            if order is None and sink is None:
-                target = out if is_whole else out[phase.tokens]
-            result, lse = state.kernels("paged_attention", phase.name)(
-                queries if is_whole else queries[phase.tokens],
-                state.cache,
-                phase.batches[state.group],
-                out=target,
-                **state.options,
-            )
-            if sink is not None:
-                result = state.kernels("apply_sink")(result, lse, sink)
-            if order is not None:
-                out.index_copy_(0, order[phase.tokens], result)
-            elif sink is not None:
-                out[phase.tokens] = result
 
     def _find_weights(self, layer: LayerShape, q_nope: torch.Tensor) -> MLAWeights | None:
         """The layer's up-projections, None where the queries are absorbed already; BackendError where they are missing."""

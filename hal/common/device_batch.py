@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from .batch import Batch
 from .block_ids import TableRules
 from .errors import BatchError
 from .limits import Limits
@@ -128,13 +127,6 @@ def _check_host_lengths(
             f"request {request} has {query_lens[request]} new tokens and seq_lens_upper {seq_lens_upper[request]}, which "
             "includes them"
         )
-
-
-def as_host_batch(batch: DeviceBatch) -> Batch:
-    """The step in host arrays that share the tensors' memory, for a batch on the CPU in which nothing is wrong."""
-    starts = batch.query_start_loc.numpy()
-    tables = [table.numpy() for table in batch.block_tables]
-    return Batch(starts[1:] - starts[:-1], batch.seq_lens.numpy(), tables, num_tokens_padded=batch.num_tokens)
 
 
 def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, device: torch.device) -> None:

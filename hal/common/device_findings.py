@@ -5,32 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, first_columns, holds_strangers
 
 if TYPE_CHECKING:
     from .device_batch import DeviceBatch
+    from .fill import HostStep
+
+Ints = npt.NDArray[Any]
 
 
-def find_mistake(batch: DeviceBatch, rules: TableRules) -> str | None:
+def find_mistake(batch: DeviceBatch, step: HostStep, rules: TableRules) -> str | None:
     """A sentence with the values of the first thing that is wrong in the batch's tensors; None where all is right.
 
-    Waits for the device unless the batch lies on the CPU.
+    step: the batch as the host sees it.
     """
-    starts, lens = _to_host(batch.query_start_loc), _to_host(batch.seq_lens)
+    query_lens, lens = step.query_lens, step.seq_lens
     if not len(lens):
         return None
-    query_lens = starts[1:] - starts[:-1]
-    if starts[0] != 0 or int(query_lens.min()) < 0 or starts[-1] > batch.num_tokens:
-        return f"query_start_loc is {starts.tolist()}; expected 0 first, no step back, and at most {batch.num_tokens} last"
+    least, most = int(query_lens.min()), int(query_lens.max())
+    if step.starts[0] != 0 or least < 0 or step.num_tokens > batch.num_tokens:
+        return f"query_start_loc is {step.starts.tolist()}; expected 0 first, no step back, and at most {batch.num_tokens} last"
     contexts, longest = lens - query_lens, int(lens.max())
-    if int(contexts.min()) < 0 or longest > batch.max_seq_len or int(query_lens.max()) > batch.max_query_len:
+    if int(contexts.min()) < 0 or longest > batch.max_seq_len or most > batch.max_query_len:
         return _describe_wrong_length(batch, query_lens, lens)
-    return _find_wrong_id(batch, rules, contexts, lens, longest) or _find_wrong_slot(batch, rules)
+    return _find_wrong_id(step, rules, contexts, longest) or _find_wrong_slot(step, rules)
 
 
-def _describe_wrong_length(batch: DeviceBatch, query_lens: Any, lens: Any) -> str:
+def _describe_wrong_length(batch: DeviceBatch, query_lens: Ints, lens: Ints) -> str:
     is_wrong = (lens < query_lens) | (lens > batch.max_seq_len) | (query_lens > batch.max_query_len)
     request = int(np.flatnonzero(is_wrong)[0])
     return (
@@ -40,45 +44,39 @@ def _describe_wrong_length(batch: DeviceBatch, query_lens: Any, lens: Any) -> st
     )
 
 
-def _find_wrong_id(batch: DeviceBatch, rules: TableRules, contexts: Any, lens: Any, longest: int) -> str | None:
+def _find_wrong_id(step: HostStep, rules: TableRules, contexts: Ints, longest: int) -> str | None:
     size = rules.tokens_per_page
-    for table, rule in zip(batch.block_tables, rules.for_tables(len(batch.block_tables)), strict=True):
-        ids = _to_host(table)
+    for ids, rule in zip(step.block_tables, rules.for_tables(len(step.block_tables)), strict=True):
         if not holds_strangers(ids, -(-longest // size), rule.num_blocks):
             continue
-        wrong = find_wrong_block(ids, first_columns(contexts, rule.window, size), -(-lens // size), rule.num_blocks)
+        wrong = find_wrong_block(ids, first_columns(contexts, rule.window, size), -(-step.seq_lens // size), rule.num_blocks)
         if wrong is not None:
             request, column = wrong
             return f"request {request} has block {ids[request, column]} in column {column}; blocks are 0 to {rule.num_blocks - 1}"
     return None
 
 
-def _find_wrong_slot(batch: DeviceBatch, rules: TableRules) -> str | None:
-    if batch.slot_mapping is None:
+def _find_wrong_slot(step: HostStep, rules: TableRules) -> str | None:
+    if step.slots is None:
         return None
-    for slots, rule in zip(batch.slot_mapping, rules.for_tables(len(batch.slot_mapping)), strict=True):
-        values, count = _to_host(slots), rule.num_blocks * rules.block_size
+    for values, rule in zip(step.slots, rules.for_tables(len(step.slots)), strict=True):
+        count = rule.num_blocks * rules.block_size
         if len(values) and int(values.max()) >= count:
             token = int(values.argmax())
             return f"token {token} has slot {values[token]}; slots are -1 or 0 to {count - 1}"
     return None
 
 
-def find_shared_write(batch: DeviceBatch, rules: TableRules) -> str | None:
+def find_shared_write(step: HostStep, rules: TableRules) -> str | None:
     """A sentence on the first new token whose page several requests hold, in pools of hal's own; None where there is none."""
-    if batch.slot_mapping is not None:
+    if step.slots is not None:
         return None
-    starts, lens = _to_host(batch.query_start_loc), _to_host(batch.seq_lens)
-    for table, rule in zip(batch.block_tables, rules.for_tables(len(batch.block_tables)), strict=True):
+    for table, rule in zip(step.block_tables, rules.for_tables(len(step.block_tables)), strict=True):
         if rule.pool.num_shared:
-            mistake = describe_shared_write(_to_host(table), starts[1:] - starts[:-1], lens, rule.pool, rules.tokens_per_page)
+            mistake = describe_shared_write(table, step.query_lens, step.seq_lens, rule.pool, rules.tokens_per_page)
             if mistake is not None:
                 return mistake
     return None
-
-
-def _to_host(tensor: torch.Tensor) -> Any:
-    return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
 def drop_requests(starts: torch.Tensor, lens: torch.Tensor, max_seq_len: int) -> None:

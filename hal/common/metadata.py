@@ -17,7 +17,8 @@ from .device_batch import DeviceBatch, check_device_batch
 from .device_findings import find_mistake, find_shared_write
 from .environment import read_variable
 from .errors import BatchError, InputError
-from .fill import arrange, fill_from_device, fill_from_host, fill_from_seen, step_regions
+from .fill import HostStep, arrange, fill_from_host, see_device_batch, step_regions
+from .fill_device import fill_from_device
 from .fill_rows import fill_rows, row_regions, row_rules
 from .kernels import IndexerChunk, PagedBatch
 from .mla_runs import plan_runs
@@ -55,6 +56,7 @@ class MetadataBuilder:
         regions |= row_regions(self._row_rules, limits.max_num_seqs, limits.max_num_batched_tokens)
         regions["runs"] = ((sum(self._run_numbers(kind) for kind in self._kinds),), "int32")
         self._staging = Staging(regions, torch_device)
+        self._is_on_host = torch.device(torch_device).type == "cpu"
         self._lost_tokens = torch.zeros((), dtype=torch.int64, device=torch_device)
         self._lost_pages = torch.zeros((), dtype=torch.int64, device=torch_device)
 
@@ -129,8 +131,8 @@ class MetadataBuilder:
     def _build_from_device(self, batch: DeviceBatch) -> StepMetadata:
         plan = self.plan
         check_device_batch(batch, plan.limits, self.rules, self._lost_tokens.device)
-        is_sound = self._see_whether_sound(batch)
         first = batch.count_decodes(1 + plan.num_spec_tokens)
+        step = self._see_if_sound(batch, first)
         decode_tokens = batch.count_decode_tokens(first, 1 + plan.num_spec_tokens)
         self.step_id += 1
         metadata = self._assemble(
@@ -139,44 +141,39 @@ class MetadataBuilder:
             num_decodes=first,
             is_ordered=True,
             phases=(
-                self._device_phase("decode", batch, slice(0, first), slice(0, decode_tokens), is_sound),
+                self._device_phase("decode", batch, slice(0, first), slice(0, decode_tokens), step is not None),
                 self._device_phase(
-                    "prefill", batch, slice(first, batch.num_reqs), slice(decode_tokens, batch.num_tokens), is_sound
+                    "prefill", batch, slice(first, batch.num_reqs), slice(decode_tokens, batch.num_tokens), step is not None
                 ),
             ),
         )
-        self._staging.upload()
-        # After the upload, which would overwrite what is computed on the device.
-        self._fill_from_device(batch, first, is_sound)
+        counts = (batch.num_reqs, batch.num_tokens, batch.num_tokens)
+        if step is not None and self._is_on_host:
+            fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel)
+            fill_rows(self._row_rules, self._staging.host, plan.block_size, True, *counts)
+        else:
+            self._staging.upload()
+            # After the upload, which would overwrite what is computed on the device.
+            lost = fill_from_device(batch, self._staging.device, plan.block_size, self.rules, first, plan.parallel)
+            fill_rows(self._row_rules, self._staging.device, plan.block_size, True, *counts)
+            self._lost_tokens += lost.tokens
+            self._lost_pages += lost.pages
         if self._shards is not None:
             self._shards.fill(metadata)
         return metadata
 
-    def _fill_from_device(self, batch: DeviceBatch, num_decodes: int, is_sound: bool) -> None:
-        plan, staging = self.plan, self._staging
-        counts = (batch.num_reqs, batch.num_tokens, batch.num_tokens)
-        if is_sound and batch.seq_lens.device.type == "cpu":
-            fill_from_seen(batch, num_decodes, staging.host, plan.block_size, self.rules, plan.parallel)
-            fill_rows(self._row_rules, staging.host, plan.block_size, True, *counts)
-            return
-        arrays = staging.device
-        lost = fill_from_device(batch, arrays, plan.block_size, self.rules, num_decodes, plan.parallel, is_sound=is_sound)
-        fill_rows(self._row_rules, arrays, plan.block_size, True, *counts)
-        if lost is not None:
-            self._lost_tokens += lost.tokens
-            self._lost_pages += lost.pages
-
-    def _see_whether_sound(self, batch: DeviceBatch) -> bool:
-        """Whether the host knows that the batch's tensors hold nothing wrong; BatchError under HAL_DEBUG=1 where they do."""
+    def _see_if_sound(self, batch: DeviceBatch, num_decodes: int) -> HostStep | None:
+        """The batch as the host sees it, where it does and nothing is wrong; BatchError under HAL_DEBUG=1 where something is."""
         is_debugged = read_variable("HAL_DEBUG") == "1"
-        if not is_debugged and batch.seq_lens.device.type != "cpu":
-            return False
-        mistake = find_mistake(batch, self.rules)
-        if mistake is None and is_debugged:
-            mistake = find_shared_write(batch, self.rules)
-        if mistake is not None and is_debugged:
-            raise BatchError(mistake)
-        return mistake is None
+        if not is_debugged and not self._is_on_host:
+            return None
+        step = see_device_batch(batch, num_decodes)
+        mistake = find_mistake(batch, step, self.rules)
+        if is_debugged:
+            mistake = mistake or find_shared_write(step, self.rules)
+            if mistake is not None:
+                raise BatchError(mistake)
+        return step if mistake is None else None
 
     def _run_numbers(self, kind: MLAKind) -> int:
         """The most numbers that one kind's runs place: a run has two per request, a chunk three per request that it covers."""
@@ -204,15 +201,15 @@ class MetadataBuilder:
         is_ordered: bool,
         phases: tuple[Phase | None, Phase | None],
     ) -> StepMetadata:
-        device = self._staging.device
+        see = self._staging.see
         num_reqs, num_tokens, padded_reqs, padded_tokens = sizes
-        starts, lens = device["starts"][: padded_reqs + 1], device["seq_lens"][:padded_reqs]
+        starts, lens = see("starts", 0, padded_reqs + 1), see("seq_lens", 0, padded_reqs)
         groups = tuple(
             GroupStep(
                 batch=PagedBatch(
-                    starts, lens, device["tables"][group, :padded_reqs], *longest, num_decodes if is_ordered else 0, memo={}
+                    starts, lens, see("tables", 0, padded_reqs, group), *longest, num_decodes if is_ordered else 0, memo={}
                 ),
-                slot_mapping=device["slots"][group, :padded_tokens],
+                slot_mapping=see("slots", 0, padded_tokens, group),
             )
             for group in range(self._num_groups)
         )
@@ -228,10 +225,10 @@ class MetadataBuilder:
             query_start_loc=starts,
             seq_lens=lens,
             local_seq_lens=lens if self._shards is None else self._shards.seq_lens(padded_reqs),
-            positions=device["positions"][:padded_tokens],
-            req_id_per_token=device["req_id"][:padded_tokens],
+            positions=see("positions", 0, padded_tokens),
+            req_id_per_token=see("req_id", 0, padded_tokens),
             groups=groups,
-            token_order=None if is_ordered else device["token_order"][:num_tokens],
+            token_order=None if is_ordered else see("token_order", 0, num_tokens),
             decode=phases[0],
             prefill=phases[1],
         )
@@ -300,11 +297,12 @@ class MetadataBuilder:
         runs: Mapping[MLAKind, tuple[MLARun, ...]],
         may_miss_pages: bool = False,
     ) -> Phase:
-        device = self._staging.device
-        count = requests.stop - requests.start
-        starts = device[f"{name}_starts"][: count + 1]
-        lens = device["seq_lens" if is_ordered else "ordered_lens"][requests]
-        tables = device["tables" if is_ordered else "ordered_tables"][:, requests]
+        see, order = self._staging.see, "" if is_ordered else "ordered_"
+        first, last, first_token, last_token = requests.start, requests.stop, tokens.start, tokens.stop
+        count = last - first
+        starts = see(f"{name}_starts", 0, count + 1)
+        lens = see("seq_lens" if is_ordered else "ordered_lens", first, last)
+        tables = [see(f"{order}tables", first, last, group) for group in range(self._num_groups)]
         num_decodes = count if name == "decode" else 0
         batches = [PagedBatch(starts, lens, table, *longest, num_decodes, {}) for table in tables]
         for group, rule in enumerate(self._row_rules):
@@ -312,9 +310,9 @@ class MetadataBuilder:
             if shared > 1:
                 batches[group] = replace(
                     batches[group],
-                    seq_lens=device["row_lens"][group, requests],
+                    seq_lens=see("row_lens", first, last, group),
                     max_seq_len=longest[1] // shared,
-                    key_stops=device["row_bounds"][group, tokens],
+                    key_stops=see("row_bounds", first_token, last_token, group),
                 )
         shards = {}
         if self._shards is not None:
@@ -325,8 +323,8 @@ class MetadataBuilder:
             requests=requests,
             tokens=tokens,
             batches=tuple(batches),
-            req_id=device["phase_req_id"][tokens],
-            key_bounds=device["key_bounds"][tokens],
+            req_id=see("phase_req_id", first_token, last_token),
+            key_bounds=see("key_bounds", first_token, last_token),
             max_seq_len=longest[1],
             chunks=chunks,
             runs=runs,

@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 
 _ALIGNMENT = 64
+# Views kept at once; steps of a running engine ask for the same few hundred.
+_MAX_VIEWS = 8192
 
 
 class Staging:
@@ -35,6 +37,18 @@ class Staging:
             span = slice(offsets[name], offsets[name] + prod(shape) * np.dtype(dtype).itemsize)
             self.host[name] = memory.numpy()[span].view(dtype).reshape(shape)
             self.device[name] = self._device_memory[span].view(getattr(torch, dtype)).view(shape)
+        self._views: dict[tuple[str, int, int, int | None], torch.Tensor] = {}
+
+    def see(self, name: str, start: int, stop: int, row: int | None = None) -> torch.Tensor:
+        """.device[name][start:stop], or [row, start:stop]: kept, since making a view costs more than finding it."""
+        key = (name, start, stop, row)
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= _MAX_VIEWS:
+                self._views.clear()
+            whole = self.device[name] if row is None else self.device[name][row]
+            view = self._views[key] = whole[start:stop]
+        return view
 
     def upload(self) -> None:
         """Make the device see what the host arrays hold: at most one copy, and no wait for it."""

@@ -168,4 +168,6 @@ class StepMetadata:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases that have tokens, in execution order."""
-        return tuple(phase for phase in (self.decode, self.prefill) if phase is not None)
+        if self.decode is None:
+            return () if self.prefill is None else (self.prefill,)
+        return (self.decode,) if self.prefill is None else (self.decode, self.prefill)

@@ -20,12 +20,6 @@ class Expected:
     dtype: torch.dtype
     device: torch.device
 
-    def check_activation(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-        """The same for one tensor, quick where it fits: every layer's call asks three times."""
-        if tensor.dtype is self.dtype and tensor.shape == (self.tokens, *shape) and tensor.device.type == self.device.type:
-            return
-        self._check({name: (tensor, shape)}, self.dtype)
-
     def check_activations(self, **tensors: tuple[torch.Tensor, tuple[int, ...]]) -> None:
         """Nothing, or LayoutError for a tensor that is not [tokens, *shape] in the plan's type."""
         self._check(tensors, self.dtype)
