@@ -42,7 +42,7 @@ class Engine:
         *,
         dtype: str = "float32",
         block_size: int = 4,
-        num_blocks: int = 64,
+        num_blocks: Any = 64,
         seed: int = 0,
         limits: hal.Limits | None = None,
         **plan: Any,
@@ -56,7 +56,7 @@ class Engine:
         self.requests: dict[int, Running] = {}
         self.extra_columns = 2
 
-    def open(self, num_blocks: int) -> Any:
+    def open(self, num_blocks: Any) -> Any:
         """What the steps run on."""
         return self.plan.open(num_blocks)
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import hal
-from hal.common.page_tables import RequestPages, stack_tables
 
 from .engine import Engine, Running, Step
 from .gqa_run import run_step
 from .mla_run import bind
 from .mla_run import run_step as run_mla_step
 from .shapes import gqa, mla, model
+from .window_engine import WindowEngine
 
 SHAPES = {
     "gqa": model(gqa(0), gqa(1, window=6), gqa(2, window=1), gqa(3, window=6, kv_source=2), gqa(4, window=6, sink=True)),
@@ -30,34 +30,6 @@ SCRIPT: list[Step] = [
     [(0, 1), (1, 1), (2, 1)],
     [(2, 11), (3, 4), (0, 2), (1, 1)],
 ]
-
-
-class WindowEngine(Engine):
-    """An engine whose groups have pools of their own; what is freed becomes NaN, and is soon another request's."""
-
-    def __init__(self, shape: Any, blocks: Any, **options: Any) -> None:
-        super().__init__(shape, **options)
-        self.attention = self.plan.open(blocks)
-        self.held: dict[int, RequestPages] = {}
-        self.num_freed = 0
-
-    def schedule(self, step: Step, **batch: Any) -> hal.Batch:
-        for name, new in step:
-            running = self.requests.setdefault(name, Running())
-            pages = self.held.setdefault(name, RequestPages(self.plan, self.attention.pools))
-            before = pages.tables.copy()
-            self.num_freed += pages.release_behind_window(running.length)
-            self._poison(before, pages.tables)
-            running.length += new
-            pages.grow(running.length)
-        tables = stack_tables([self.held[name] for name, _ in step])
-        return hal.Batch([new for _, new in step], [self.requests[name].length for name, _ in step], tables, **batch)
-
-    def _poison(self, before: np.ndarray, after: np.ndarray) -> None:
-        for spec in self.plan.cache_specs():
-            row = spec.group if len(before) > 1 else 0
-            freed = before[row][(before[row] >= 0) & (after[row] < 0)]
-            self.attention.caches[spec.key].storage[freed.tolist()] = torch.nan
 
 
 def run(engine: Engine, weights: Any, step: Step, **arguments: Any) -> None:

@@ -225,3 +225,11 @@ def test_buffers_are_a_ranks() -> None:
     assert names[3]["gathered queries"] == (3, 64, 16)
     assert names[3]["partial results"] == (2, 3, 64, 12 + 1)
     assert names[3]["index candidates"] == (3, 64, 9)
+
+
+def test_a_backend_that_reads_no_key_ranges_is_refused_before_a_group_is_looked_at() -> None:
+    device = hal.Device.from_arch("sm_90", torch_device="cpu")
+    limits, parallel = hal.Limits(96, 3, 64, block_size=64), hal.Parallel(dcp=2)
+    plan = hal.plan(model(gqa()), device, limits=limits, dtype="bfloat16", parallel=parallel, backend="cuda:triton")
+    with pytest.raises(hal.NotBuiltError, match=r"2 decode-context ranks.*cuda:triton"):
+        plan.open(4)

@@ -24,9 +24,13 @@ class Beside:
         self, shared: hal.Attention, single: hal.Attention, heads: tuple[int, int], around: Any, known: str | None
     ) -> None:
         self.shared, self.single = shared, single
-        self.plan, self.pages, self.caches = shared.plan, shared.pages, shared.caches
+        self.plan, self.pools, self.caches = shared.plan, shared.pools, shared.caches
         self._heads, self._around, self._known = heads, around, known
         self._beside: Any = None
+
+    @property
+    def pages(self) -> Any:
+        return self.shared.pages
 
     def build(self, batch: hal.Batch) -> hal.StepMetadata:
         """Both metadata; the engine's batch is handed to the ranks from device tensors where a case says so."""
@@ -82,7 +86,7 @@ class RankEngine(Engine):
         self._group, self._around, self._known = group, around, known
         super().__init__(shape, parallel=parallel, **arguments)
 
-    def open(self, num_blocks: int) -> Any:
+    def open(self, num_blocks: Any) -> Any:
         """This rank's attention beside a single one, whose pages are as many tokens as a column of the ranks' tables."""
         plan, parallel = self.plan, self.plan.parallel
         limits = replace(plan.limits, block_size=plan.tokens_per_page)

@@ -18,6 +18,7 @@ from hal.config import LayerShape
 from tests.attention import gqa_run, mla_run
 from tests.attention.mla_run import draw_choice
 from tests.attention.shapes import INDEX_HEADS, INDEX_WIDTH, MLA, gqa, mla, model, sparse
+from tests.attention.window_engine import WindowEngine
 
 from .beside import RankEngine
 from .cases import CASES, LAYERS, LIMITS, MIXED, Case
@@ -32,6 +33,7 @@ def list_checks(ranks: int) -> dict[str, Check]:
     checks: dict[str, Check] = {name: partial(check_case, case) for name, case in CASES[ranks].items()}
     checks["sparse-handed_over"] = partial(check_handed_over, ranks)
     checks |= {f"quantised-{kind}-{layout}": partial(check_quantised, ranks, kind, layout) for kind, layout in QUANTISED}
+    checks["freed_pages"] = partial(check_freed_pages, ranks)
     checks["nan_on_one_rank"] = partial(check_nan, ranks)
     checks |= {f"refuses-{name}": partial(check_refused, ranks, name) for name in list_refusals(0, ranks)}
     checks |= {f"tensor_parallel-{kind}": partial(check_tensor_parallel, ranks, kind) for kind in ("gqa", "mla", "sparse")}
@@ -114,6 +116,24 @@ def _attend(engine: RankEngine, layer: LayerShape, metadata: hal.StepMetadata) -
     queries = draw(layer.num_heads, MLA.qk_nope_head_dim), draw(layer.num_heads, MLA.qk_rope_head_dim)
     latents = draw(MLA.kv_lora_rank), draw(MLA.qk_rope_head_dim)
     engine.attention.attend_mla(layer.layer_id, *queries, *latents, metadata, index=index, sink=sink)
+
+
+class WindowRankEngine(WindowEngine, RankEngine):
+    """A rank whose groups have pools of their own."""
+
+
+def check_freed_pages(ranks: int) -> None:
+    """What lies behind a window is freed on every rank, since a column of a table is a page on each."""
+    layers = (gqa(0, num_kv_heads=1), gqa(1, num_kv_heads=1, window=6), gqa(2, num_kv_heads=1, window=6, sink=True))
+    parallel = hal.Parallel(dcp=ranks, dcp_rank=dist.get_rank())
+    world = dist.group.WORLD
+    limits = hal.Limits(64, 6, 48, block_size=2)
+    engine = WindowRankEngine(
+        model(*layers), (64, 24), parallel=parallel, group=world, around=world, dtype="float64", limits=limits
+    )
+    for step in ([(0, 19), (1, 3)], [(0, 1), (1, 8)], [(1, 1), (0, 1), (2, 9)], [(2, 5), (0, 9), (1, 17)], [(0, 1), (1, 1)]):
+        gqa_run.run_step(engine, step)
+    assert engine.num_freed > 0
 
 
 def check_nan(ranks: int) -> None:

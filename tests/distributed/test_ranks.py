@@ -57,6 +57,6 @@ def run_group(ranks: int) -> list[dict[str, str]]:
 def test_ranks(ranks: int, name: str) -> None:
     for rank, found in enumerate(run_group(ranks)):
         if name not in found:
-            last = list(found.values())[-1] if found else "nothing at all"
-            pytest.fail(f"rank {rank} did not get this far in {SECONDS} s; the last it reports: {last}")
+            last = "; ".join(f"{check}: {result}" for check, result in list(found.items())[-1:])
+            pytest.fail(f"rank {rank} did not get as far as {name} in {SECONDS} s; the last it reports is {last or 'nothing'}")
         assert found[name] == "passed", f"rank {rank}: {found[name]}"

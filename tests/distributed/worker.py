@@ -15,9 +15,9 @@ from .checks import list_checks
 
 
 def main(rank: int, ranks: int, store: str, results: str) -> None:
-    """Run every check and write what became of each; after one that fails the ranks may be out of step, so it is the last."""
+    """Run every check and write what became of each at once; after one that fails, ranks may be out of step: it is the last."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     found = {}
     for name, check in list_checks(ranks).items():
         try:
@@ -25,8 +25,9 @@ def main(rank: int, ranks: int, store: str, results: str) -> None:
             found[name] = "passed"
         except Exception:  # noqa: BLE001 - whatever it is belongs in the report
             found[name] = traceback.format_exc()
+        Path(results).write_text(json.dumps(found))
+        if found[name] != "passed":
             break
-    Path(results).write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
