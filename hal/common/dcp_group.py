@@ -79,7 +79,7 @@ class DCPGroup:
 def join_group(plan: Plan, group: Any) -> DCPGroup | None:
     """The plan's DCP group, None for one rank; InputError on every rank where they do not belong together.
 
-    The ranks compare notes in one collective of four numbers each, before anything is allocated.
+    The ranks compare notes in one collective of three numbers each, before anything is allocated.
     """
     parallel = plan.parallel
     if parallel.dcp == 1:

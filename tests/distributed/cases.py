@@ -91,6 +91,7 @@ def _cases(ranks: int) -> dict[str, Case]:
 
 
 CASES = {2: _cases(2), 4: _cases(4)}
-# Four tensor-parallel ranks of which each pair shares the tokens of one of two KV heads.
-CASES[4]["gqa-pairs"] = Case(kind="gqa", dcp=2, tp=4, interleave=1)
+# Four tensor-parallel ranks of which each pair shares the tokens of one of two KV heads, with heads of its own or the same.
+CASES[4]["gqa-pairs_with_own_heads"] = Case(kind="gqa", dcp=2, tp=4, interleave=1)
+CASES[4]["gqa-pairs_with_same_heads"] = Case(kind="gqa", dcp=2, tp=2, interleave=1)
 LIMITS = hal.Limits(64, 6, 48, block_size=4)

@@ -42,22 +42,18 @@ def list_checks(ranks: int) -> dict[str, Check]:
 
 def check_case(case: Case) -> None:
     """Every step of a case, on ranks and on one, against the definition."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    pairs = [dist.new_group(list(range(first, first + case.dcp))) for first in range(0, ranks, case.dcp)]
+    rank, ranks, dcp = dist.get_rank(), dist.get_world_size(), case.dcp
+    sharing = [dist.new_group(list(range(first, first + dcp))) for first in range(0, ranks, dcp)]
+    # Ranks that divide heads: all of them, or one of each group that has the same ones.
+    across, tp_rank = dist.group.WORLD, rank if case.tp == ranks else rank // dcp
+    if 1 < case.tp < ranks:
+        across = [dist.new_group(list(range(first, ranks, dcp))) for first in range(dcp)][rank % dcp]
     layers = LAYERS[case.kind]
-    if case.dcp < ranks:
+    if dcp < ranks:
         layers = tuple(replace(layer, num_kv_heads=2) for layer in layers)
-    parallel = hal.Parallel(
-        tp=case.tp,
-        tp_rank=rank if case.tp > 1 else 0,
-        dcp=case.dcp,
-        dcp_rank=rank % case.dcp,
-        interleave=case.interleave,
-    )
+    parallel = hal.Parallel(tp=case.tp, tp_rank=tp_rank, dcp=dcp, dcp_rank=rank % dcp, interleave=case.interleave)
     arguments = {"dtype": "float64", "limits": LIMITS} | case.plan
-    engine = RankEngine(
-        model(*layers), parallel, group=pairs[rank // case.dcp], around=dist.group.WORLD, known=case.known, **arguments
-    )
+    engine = RankEngine(model(*layers), parallel, group=sharing[rank // dcp], around=across, known=case.known, **arguments)
     weights = mla_run.bind(engine) if case.kind != "gqa" else {}
     for step in case.steps:
         if case.kind == "gqa":
