@@ -33,7 +33,7 @@ def _pass_on(compressed: torch.Tensor) -> torch.Tensor:
     return compressed
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class StateCache:
     """The calls of a transformers cache that a compressor makes; it stands for the whole cache and for each of its layers.
 
@@ -72,7 +72,7 @@ class StateCache:
         return self.show(compressed)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Tapped:
     """One compressor module, its own forward and what its entries are."""
 
@@ -195,7 +195,8 @@ def _tap_indexer(module: torch.nn.Module, layer: LayerShape, step: Step) -> None
 
 
 def _tap(module: torch.nn.Module, layer: LayerShape, width: int) -> _Tapped:
-    tapped = _Tapped(module, layer, width, module.forward, inspect.signature(module.forward))
+    signature = inspect.signature(module.forward)
+    tapped = _Tapped(module=module, layer=layer, width=width, forward=module.forward, signature=signature)
     absent = [name for name in PARTS if not hasattr(module, name)]
     absent += [name for name in ARGUMENTS if name not in tapped.signature.parameters]
     if absent or not hasattr(module.kv_norm, "variance_epsilon"):

@@ -37,8 +37,9 @@ def compress_states(
     closing = (entry_slots >= 0).nonzero().squeeze(1)
     span = groups * ratio
     step = max(1, _GATHER_BYTES // (span * states.layout.bytes_per_token))
+    pieces = closing.split(step) if closing.numel() else ()
     made = []
-    for tokens in closing.split(step):
+    for tokens in pieces:
         request, wanted = req_id[tokens].long(), positions[tokens][:, None] + torch.arange(1 - span, 1)
         # A request's new tokens lie end to end, so a position is as far from the token as it is in time.
         index = tokens[:, None] + torch.arange(1 - span, 1)
@@ -53,7 +54,7 @@ def compress_states(
         made.append(entry)
     # States last: a new one may lie where an earlier one was read.
     write_rows(states, state_slots, own)
-    for tokens, entry in zip(closing.split(step), made, strict=True):
+    for tokens, entry in zip(pieces, made, strict=True):
         write_rows(entries, entry_slots[tokens], entry.split(entries.layout.widths, dim=1))
 
 

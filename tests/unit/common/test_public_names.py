@@ -10,9 +10,9 @@ import hal
 from hal.common import parallel
 from hal.common.attention import Attention
 
-NAMES = """Attention Batch ConfigError Device HalError IndexInputs KVCache Limits NoBackend BackendError LayoutError PagedBatch
-Parallel Plan Reason Request Selection Software StepMetadata detect installed kernels plan read_shape register_backend select
-supports_combination Kernels""".split()  # noqa: SIM905 - a list of names reads better so
+NAMES = """Attention Batch Compressor ConfigError Device HalError IndexInputs KVCache Limits NoBackend BackendError
+LayoutError PagedBatch Parallel Plan Reason Request Selection Software StepMetadata detect installed kernels
+plan read_shape register_backend select supports_combination Kernels""".split()  # noqa: SIM905 - a list of names reads better so
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,6 +54,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         (Attention.build_for_capture, "self num_reqs num_tokens"),
         (Attention.bind_weights, "self layer_id w_uk w_uv"),
         (Attention.attend, "self layer_id q k v metadata sink out"),
+        (Attention.attend_compressed, "self layer_id q kv compressor metadata index sink out"),
+        (hal.Compressor, "kv score position_bias norm_weight eps cos sin"),
         (Attention.attend_mla, "self layer_id q_nope q_rope latent k_rope metadata index topk sink out"),
         (parallel.owner, "position parallel"),
         (parallel.local_position, "position parallel"),
