@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,9 +108,10 @@ def finish(entry: torch.Tensor, compressor: hal.Compressor, position: int) -> to
     return torch.cat([entry[:-ROPE], torch.view_as_real(turned).reshape(-1)])
 
 
-def run_step(engine: Engine, step: Step, **batch: Any) -> None:
-    """Attend in every layer and hold each output against the definition."""
-    metadata = engine.attention.build(engine.schedule(step, **batch))
+def run_step(engine: Engine, step: Step, to_batch: Callable[[hal.Batch], Any] | None = None, **batch: Any) -> None:
+    """Attend in every layer and hold each output against the definition; to_batch makes the batch to build of the host's."""
+    made_batch = engine.schedule(step, **batch)
+    metadata = engine.attention.build(made_batch if to_batch is None else to_batch(made_batch))
     made: dict[int, hal.Compressor] = {}
     choices: list[list[int]] = []
     for layer in engine.shape.layers:

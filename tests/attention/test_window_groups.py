@@ -10,6 +10,8 @@ import torch
 
 import hal
 
+from .compressed_run import layers
+from .compressed_run import run_step as run_compressed_step
 from .engine import Engine, Running, Step
 from .gqa_run import run_step
 from .mla_run import bind
@@ -21,7 +23,9 @@ SHAPES = {
     "gqa": model(gqa(0), gqa(1, window=6), gqa(2, window=1), gqa(3, window=6, kv_source=2), gqa(4, window=6, sink=True)),
     "mla": model(mla(0), mla(1, window=7)),
     "windows_alone": model(gqa(0, window=6), gqa(1, window=9)),
+    "compressed": model(*layers()),
 }
+PAGES = {"compressed": 8}
 SCRIPT: list[Step] = [
     [(0, 19), (1, 3)],
     [(0, 1), (1, 8)],
@@ -33,7 +37,9 @@ SCRIPT: list[Step] = [
 
 
 def run(engine: Engine, weights: Any, step: Step, **arguments: Any) -> None:
-    if weights:
+    if engine.shape.layers[0].kind == "compressed":
+        run_compressed_step(engine, step, **arguments)
+    elif weights:
         run_mla_step(engine, weights, step, **arguments)
     else:
         run_step(engine, step, **arguments)
@@ -55,8 +61,8 @@ def to_device(batch: hal.Batch) -> Any:
 @pytest.mark.parametrize("to_batch", [None, to_device], ids=["from_host", "from_device"])
 @pytest.mark.parametrize("kind", SHAPES)
 def test_every_step_gives_what_the_definition_gives(kind: str, to_batch: Any) -> None:
-    groups = len(Engine(SHAPES[kind]).plan.groups)
-    engine = WindowEngine(SHAPES[kind], (24,) * groups, dtype="float64")
+    groups = len(Engine(SHAPES[kind], block_size=PAGES.get(kind, 4)).plan.groups)
+    engine = WindowEngine(SHAPES[kind], (24,) * groups, dtype="float64", block_size=PAGES.get(kind, 4))
     weights = bind(engine) if SHAPES[kind].is_mla else {}
     for step in SCRIPT:
         run(engine, weights, step, to_batch=to_batch)
