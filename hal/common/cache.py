@@ -25,7 +25,7 @@ class KVCache:
     storage: [pages, rows_per_page, width] in the layout's dtype, last dimension dense; a page's first block_size rows are
     its tokens. A row is a number page * page_stride + offset, page_stride being rows_per_page unless pages of a flat layout
     lie further apart in the engine's memory. Where the layout is flat, `rows` [rows, width] is the storage seen so; where it
-    also stores its parts' own elements, `parts` are views of those.
+    also stores its parts' own elements, `parts` are views of those; elsewhere rows and parts are empty.
     A page whose layout has planes is dense: `planes` are views of them, [pages, block_size, piece], one after the other from
     the page's start, and what follows them up to the next page is padding.
     """
@@ -86,16 +86,15 @@ class KVCache:
         object.__setattr__(self, "page_stride", stride)
         object.__setattr__(self, "rows", self.storage.as_strided((count, self.layout.width), (row, 1), start))
         object.__setattr__(self, "planes", (self.storage if is_tight else self.storage[:, : self.block_size],))
-        if self.layout.blocks is None:
-            # One view each, and not a split: an operator makes its cache anew for every call.
-            parts = [
-                self.storage.as_strided((count, *part), (row, *strides), start + first)
-                for part, strides, first in _locate_parts(self.layout.parts)
-            ]
-            object.__setattr__(self, "parts", tuple(parts))
+        # One view each, and not a split: an operator makes its cache anew for every call.
+        parts = [
+            self.storage.as_strided((count, *part), (row, *strides), start + first)
+            for part, strides, first in (_locate_parts(self.layout.parts) if self.layout.blocks is None else ())
+        ]
+        object.__setattr__(self, "parts", tuple(parts))
 
     def _see_as_planes(self) -> None:
-        """Set page_stride, here the rows of a page, and planes; rows and parts stay unset, since no view has them."""
+        """Set page_stride, here the rows of a page, and planes; rows and parts are empty, since no view has them."""
         page, row, element = self.storage.stride()
         width, alignment, tile = self.layout.width, self.layout.page_alignment, self.layout.tile
         is_apart = page >= width * self.rows_per_page and page % alignment == 0
@@ -114,6 +113,8 @@ class KVCache:
             for edge, piece in zip(edges, self.layout.planes, strict=False)
         )
         object.__setattr__(self, "page_stride", self.rows_per_page)
+        object.__setattr__(self, "rows", self.storage.as_strided((0, width), (width, 1), start))
+        object.__setattr__(self, "parts", ())
         object.__setattr__(self, "planes", planes)
 
 

@@ -50,6 +50,15 @@ def test_sizes_are_those_of_the_sparse_model(capsys: pytest.CaptureFixture[str])
     }
 
 
+def test_a_quantised_layout_takes_its_index_keys_along(capsys: pytest.CaptureFixture[str]) -> None:
+    (device,) = run_json(capsys, "--device", "cpu", "--memory", "80", "--kv-layout", "fp8_ds_mla")["devices"]
+    assert (device["kv_bytes_per_token"], device["index_bytes_per_token"]) == (61 * 656, 61 * 132)
+    assert device["capacity"]["one_request"] == (80 * 10**9 - device["workspace_bytes"]) // (61 * (656 + 132))
+    (layer,) = device["layers"]
+    assert (layer["kv_layout"], layer["index_layout"]) == ("fp8_ds_mla", "indexer_fp8")
+    assert "656 + 132 B" in run(capsys, "--device", "cpu", "--kv-layout", "fp8_ds_mla")
+
+
 def test_every_target_answers_and_accounts_for_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
     report = run_json(capsys, *(word for target in TARGETS for word in ("--device", target)))
     assert [device["target"] for device in report["devices"]] == list(TARGETS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -179,6 +181,16 @@ def test_storages_that_do_not_fit_are_refused_with_both_figures(name: str) -> No
         make()
     assert isinstance(error.value, hal.HalError)
     assert [word for word in words if word not in str(error.value)] == []
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_cache_can_be_copied(name: str) -> None:
+    cache = make_cache(LAYOUTS[name])
+    other = copy.deepcopy(cache)
+    for part, wanted in zip(
+        reference.gather_rows(other, torch.arange(9)), reference.gather_rows(cache, torch.arange(9)), strict=True
+    ):
+        assert torch.equal(part, wanted)
 
 
 def test_a_lone_page_may_have_any_stride() -> None:
