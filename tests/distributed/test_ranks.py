@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -14,8 +11,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from .checks import list_checks
+from .processes import run_together
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 240
 NAMES = [(ranks, name) for ranks in (2, 4) for name in list_checks(ranks)]
 
@@ -25,32 +22,15 @@ def run_group(ranks: int) -> list[dict[str, str]]:
     """What became of each check on each rank."""
     with TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"rank{rank}.json" for rank in range(ranks)]
-        logs = [path.with_suffix(".log").open("w+") for path in outputs]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.distributed.worker", str(rank), str(ranks), f"{folder}/store", str(output)],
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            for rank, (output, log) in enumerate(zip(outputs, logs, strict=True))
+        commands = [
+            ["-m", "tests.distributed.worker", str(rank), str(ranks), f"{folder}/store", str(output)]
+            for rank, output in enumerate(outputs)
         ]
-        deadline = time.monotonic() + SECONDS
-        try:
-            for process in processes:
-                process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            for process in processes:
-                process.kill()
-        found = []
-        for output, log in zip(outputs, logs, strict=True):
-            log.seek(0)
-            found.append(json.loads(output.read_text()) if output.exists() else {"": log.read()})
-            log.close()
-        return found
+        logs = run_together(commands, SECONDS)
+        return [
+            json.loads(output.read_text()) if output.exists() else {"start": log}
+            for output, log in zip(outputs, logs, strict=True)
+        ]
 
 
 @pytest.mark.parametrize(("ranks", "name"), NAMES, ids=[f"{ranks}ranks-{name}" for ranks, name in NAMES])
@@ -60,3 +40,11 @@ def test_ranks(ranks: int, name: str) -> None:
             last = "; ".join(f"{check}: {result}" for check, result in list(found.items())[-1:])
             pytest.fail(f"rank {rank} did not get as far as {name} in {SECONDS} s; the last it reports is {last or 'nothing'}")
         assert found[name] == "passed", f"rank {rank}: {found[name]}"
+
+
+def test_ranks_that_hang_are_ended() -> None:
+    started = time.monotonic()
+    wait = "import time; print('waiting', flush=True); time.sleep(600)"
+    written = run_together([["-c", wait], ["-c", "print('done')"]], 2)
+    assert written[1] == "done\n"
+    assert time.monotonic() - started < 60

@@ -25,7 +25,10 @@ def main(rank: int, ranks: int, store: str, results: str) -> None:
             found[name] = "passed"
         except Exception:  # noqa: BLE001 - whatever it is belongs in the report
             found[name] = traceback.format_exc()
-        Path(results).write_text(json.dumps(found))
+        # Whole or not at all: a rank may be ended at any moment.
+        draft = Path(results).with_suffix(".draft")
+        draft.write_text(json.dumps(found))
+        draft.replace(results)
         if found[name] != "passed":
             break
     dist.destroy_process_group()
