@@ -25,7 +25,9 @@ def find_mistake(batch: DeviceBatch, step: HostStep, rules: TableRules) -> str |
     query_lens, lens = step.query_lens, step.seq_lens
     if not len(lens):
         return None
-    least, most = int(query_lens.min()), int(query_lens.max())
+    most = int(query_lens.max())
+    # With one new token for each request in all, and no more for any, none has fewer.
+    least = most if step.is_single and most == 1 else int(query_lens.min())
     if step.starts[0] != 0 or least < 0 or step.num_tokens > batch.num_tokens:
         return f"query_start_loc is {step.starts.tolist()}; expected 0 first, no step back, and at most {batch.num_tokens} last"
     contexts, longest = lens - query_lens, int(lens.max())
