@@ -101,7 +101,7 @@ class Batch:
         rank is -1 for what others own. Decodes come first.
         What the host knows: num_tokens (padded ones included), upper bounds of the lengths, num_decodes; query_lens and
         seq_lens_upper, exact for prefills, let the index scores be cut finely and MLA prefills be decompressed.
-        BatchError for wrong shapes, types or counts.
+        The CPU may read the tables where they lie until the next build(). BatchError for wrong shapes, types or counts.
         """
         from .device_batch import make_device_batch
 

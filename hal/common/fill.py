@@ -114,13 +114,22 @@ def _to_host(tensor: torch.Tensor) -> Ints:
     return array
 
 
-def fill_from_host(step: HostStep, arrays: Mapping[str, Ints], block_size: int, rules: TableRules, parallel: Parallel) -> None:
+def fill_from_host(
+    step: HostStep,
+    arrays: Mapping[str, Ints],
+    block_size: int,
+    rules: TableRules,
+    parallel: Parallel,
+    *,
+    has_tables: bool = False,
+) -> None:
     """Write a step into the host arrays, in both orders; padded rows are neutral.
 
-    A token that another DCP rank owns gets slot -1.
+    A token that another DCP rank owns gets slot -1. has_tables: the step's tables are read where they lie, decodes first.
     """
     _fill_engine_order(step, arrays)
-    _fill_tables(step, arrays["tables"], rules)
+    if not has_tables:
+        _fill_tables(step, arrays["tables"], rules)
     _fill_slots(step, arrays, block_size, parallel)
     _fill_execution_order(step, arrays)
 

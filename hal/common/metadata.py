@@ -23,7 +23,7 @@ from .fill_rows import fill_rows, row_regions, row_rules
 from .kernels import IndexerChunk, PagedBatch
 from .mla_runs import plan_runs
 from .pages import PagePool
-from .staging import Staging
+from .staging import ALIGNMENT, Staging
 from .step import GroupStep, MLAKind, MLARun, Phase, StepMetadata, mla_kind, scoring
 from .validation import check_batch
 from .workspace import context_rows
@@ -51,6 +51,7 @@ class MetadataBuilder:
         self._num_groups = max(1, len(plan.groups))
         self._row_rules = row_rules(plan)
         self._cursor = 0
+        self._given_tables: tuple[torch.Tensor, ...] | None = None
         limits = plan.limits
         regions = step_regions(limits.max_num_seqs, limits.max_num_batched_tokens, plan.block_table_width, self._num_groups)
         regions |= row_regions(self._row_rules, limits.max_num_seqs, limits.max_num_batched_tokens)
@@ -72,7 +73,7 @@ class MetadataBuilder:
 
     def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
         """The metadata of a step; BatchError, with nothing written, for a batch that the plan or the caches do not allow."""
-        self._cursor = 0
+        self._cursor, self._given_tables = 0, None
         return self._build_from_device(batch) if isinstance(batch, DeviceBatch) else self._build_from_host(batch)
 
     def build_for_capture(self, num_reqs: int, num_tokens: int) -> StepMetadata:
@@ -84,7 +85,7 @@ class MetadataBuilder:
         pages = -(-int(query_lens.max()) // self.plan.tokens_per_page)
         tables = [np.zeros((num_reqs, pages), np.int32)] * (1 if self.rules.shared is not None else self._num_groups)
         made_up = Batch(query_lens, query_lens, tables)
-        self._cursor = 0
+        self._cursor, self._given_tables = 0, None
         # A captured graph is replayed with longer requests: what is chosen by the longest must hold for any.
         metadata = self._build_from_host(made_up, self.plan.limits.max_model_len, is_written=False)
         # Its pages belong to running requests: the made-up tokens must not be written to them.
@@ -133,6 +134,8 @@ class MetadataBuilder:
         check_device_batch(batch, plan.limits, self.rules, self._lost_tokens.device)
         first = batch.count_decodes(1 + plan.num_spec_tokens)
         step = self._see_if_sound(batch, first)
+        if step is not None and self._can_read_in_place(batch):
+            self._given_tables = batch.block_tables
         decode_tokens = batch.count_decode_tokens(first, 1 + plan.num_spec_tokens)
         self.step_id += 1
         metadata = self._assemble(
@@ -149,7 +152,8 @@ class MetadataBuilder:
         )
         counts = (batch.num_reqs, batch.num_tokens, batch.num_tokens)
         if step is not None and self._is_on_host:
-            fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel)
+            has_tables = self._given_tables is not None
+            fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel, has_tables=has_tables)
             fill_rows(self._row_rules, self._staging.host, plan.block_size, True, *counts)
         else:
             self._staging.upload()
@@ -174,6 +178,25 @@ class MetadataBuilder:
             if mistake is not None:
                 raise BatchError(mistake)
         return step if mistake is None else None
+
+    def _can_read_in_place(self, batch: DeviceBatch) -> bool:
+        """Whether the batch's tables can stand in for the builder's own: on the CPU, where copying them would be most of a step.
+
+        They must be laid out alike, since compiled launches tell layouts apart, and have no page to leave out behind a window.
+        """
+        if not self._is_on_host or any(rule.window is not None for rule in self.rules.groups):
+            return False
+        width = self.plan.block_table_width
+        return all(
+            table.shape[1] == width and table.is_contiguous() and not table.data_ptr() % ALIGNMENT for table in batch.block_tables
+        )
+
+    def _table(self, name: str, group: int, first: int, last: int) -> torch.Tensor:
+        """Rows of a group's block table, from the batch itself where it is read in place."""
+        if self._given_tables is None:
+            return self._staging.see(name, first, last, group)
+        table = self._given_tables[group if len(self._given_tables) > 1 else 0]
+        return table if last - first == table.shape[0] else table[first:last]
 
     def _run_numbers(self, kind: MLAKind) -> int:
         """The most numbers that one kind's runs place: a run has two per request, a chunk three per request that it covers."""
@@ -207,7 +230,12 @@ class MetadataBuilder:
         groups = tuple(
             GroupStep(
                 batch=PagedBatch(
-                    starts, lens, see("tables", 0, padded_reqs, group), *longest, num_decodes if is_ordered else 0, memo={}
+                    starts,
+                    lens,
+                    self._table("tables", group, 0, padded_reqs),
+                    *longest,
+                    num_decodes if is_ordered else 0,
+                    memo={},
                 ),
                 slot_mapping=see("slots", 0, padded_tokens, group),
             )
@@ -302,7 +330,7 @@ class MetadataBuilder:
         count = last - first
         starts = see(f"{name}_starts", 0, count + 1)
         lens = see("seq_lens" if is_ordered else "ordered_lens", first, last)
-        tables = [see(f"{order}tables", first, last, group) for group in range(self._num_groups)]
+        tables = [self._table(f"{order}tables", group, first, last) for group in range(self._num_groups)]
         num_decodes = count if name == "decode" else 0
         batches = [PagedBatch(starts, lens, table, *longest, num_decodes, {}) for table in tables]
         for group, rule in enumerate(self._row_rules):

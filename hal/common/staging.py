@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
+"""Bytes that every array's address is a multiple of."""
+
 # Views kept at once; steps of a running engine ask for the same few hundred.
 _MAX_VIEWS = 8192
 
@@ -26,7 +28,7 @@ class Staging:
         offsets, end = {}, 0
         for name, (shape, dtype) in regions.items():
             offsets[name] = end
-            end += -(-prod(shape) * np.dtype(dtype).itemsize // _ALIGNMENT) * _ALIGNMENT
+            end += -(-prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
         on_cpu = torch.device(device).type == "cpu"
         memory = torch.zeros(max(end, 1), dtype=torch.uint8, pin_memory=not on_cpu)
         self._host_memory = memory
