@@ -165,8 +165,8 @@ def _limits(question: Question, shape: ModelShape) -> Limits:
 
 def _explain_device(terms: Explanation, device: Device, memory_gb: float | None) -> DeviceAnswer:
     software = installed() if device.present else terms.software
-    layers = tuple(_explain_layer(terms, device, software, layer, ids) for layer, ids in group_layers(terms.shape.layers))
     made, refusal = _plan(terms, device, software)
+    layers = tuple(_explain_layer(terms, device, software, made, layer, ids) for layer, ids in group_layers(terms.shape.layers))
     tp = terms.parallel.tp
     kv_bytes = checked(lambda layout: terms.shape.kv_bytes_per_token(layout, terms.dtype, tp), terms.kv_layout)
     index_bytes = terms.shape.index_bytes_per_token(terms.kv_layout, terms.dtype)
@@ -201,15 +201,17 @@ def _measure_capacity(terms: Explanation, memory: int, made: Plan | None) -> Cap
 
 
 def _explain_layer(
-    terms: Explanation, device: Device, software: Software | None, layer: LayerShape, ids: tuple[int, ...]
+    terms: Explanation, device: Device, software: Software | None, made: Plan | None, layer: LayerShape, ids: tuple[int, ...]
 ) -> LayerAnswer:
+    """The plan's own choice, whose page is every layer's; a choice for the layer alone where there is no plan."""
     kv_layout = terms.shape.layout_of(layer, terms.kv_layout)
     request = Request(layer, device, terms.dtype, kv_layout, terms.limits.block_size, terms.parallel, software=software)
     if layer.kind in ("none", "cross"):
         return LayerAnswer(layer=layer, layer_ids=ids, family=request.family, selection=None, rejected={})
     selection: Selection | None = None
     try:
-        selection = select(request, terms.backend)
+        selection = made.selections[ids[0]] if made is not None else None
+        selection = selection or select(request, terms.backend)
         rejected = selection.rejected
     except NoBackend as refusal:
         rejected = {name: reasons for name, reasons in refusal.rejected.items() if reasons}

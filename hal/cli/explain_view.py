@@ -122,11 +122,11 @@ def _layer_bytes(answer: Explanation, row: LayerAnswer) -> str:
 def _size_rows(found: DeviceAnswer) -> Iterator[tuple[str, str]]:
     index = f" + {found.index_bytes_per_token:,} B of index keys" if found.index_bytes_per_token else ""
     total = format_bytes(found.kv_bytes_per_token + found.index_bytes_per_token)
-    yield "a token takes", f"{found.kv_bytes_per_token:,} B of KV{index} over all layers, {total}"
+    yield "a token takes", f"{found.kv_bytes_per_token:,} B of KV{index} over all layers, {total}{_say_full(found.layers)}"
     if found.plan is not None:
         if any(group.part not in ("kv", "index") for group in found.plan.groups):
-            kept = "entries that tokens share and what compressors remember"
-            yield "in a page", f"{found.plan.bytes_per_token:,} B per token with {kept}"
+            kept = "the entries that tokens share and what compressors remember"
+            yield "in hal's pools", f"{found.plan.bytes_per_token:,} B per token, with {kept}"
         yield "workspace", format_bytes(found.plan.workspace_bytes)
     if not found.kv_bytes_per_token:
         yield "capacity", "no layer keeps KV here"
@@ -134,6 +134,14 @@ def _size_rows(found: DeviceAnswer) -> Iterator[tuple[str, str]]:
         yield "capacity", "give --memory to learn how many tokens fit"
     else:
         yield from _capacity_rows(found.capacity, found.plan)
+
+
+def _say_full(layers: Sequence[LayerAnswer]) -> str:
+    """What the bytes of a token leave aside and the capacity does not."""
+    windows = "windows" if any(row.layer.window is not None for row in layers) else ""
+    compressed = "compressed layers" if any((row.layer.compress_ratio or 0) > 1 for row in layers) else ""
+    parts = " and ".join(filter(None, (windows, compressed)))
+    return f"; {parts} counted in full" if parts else ""
 
 
 def _capacity_rows(capacity: Capacity, plan: Plan | None) -> Iterator[tuple[str, str]]:

@@ -157,6 +157,54 @@ def test_a_pool_per_group_holds_more_where_windows_give_pages_back(mixed: Path, 
     assert f"{capacity['group_pool_tokens']:,} tokens over all requests, since windows" in capsys.readouterr().out
 
 
+@pytest.fixture
+def compressed(tmp_path: Path) -> Path:
+    """A layer that keeps its window alone, one with an entry per 4 tokens and an indexer, one with an entry per 128."""
+    config = {
+        "model_type": "sample",
+        "num_hidden_layers": 3,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "qk_rope_head_dim": 16,
+        "vocab_size": 10,
+        "sliding_window": 16,
+        "compress_ratios": [0, 4, 128],
+        "index_topk": 8,
+        "index_n_heads": 2,
+        "index_head_dim": 32,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_every_layer_is_shown_with_the_page_of_the_plan(compressed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(compressed), "--device", "cpu", "--json"]) == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    made = hal.plan(read_shape(compressed), "cpu")
+    assert len({layer["family"] for layer in device["layers"]}) == 1
+    assert {layer["block_size"] for layer in device["layers"]} == {made.block_size}
+    alone = [hal.select(hal.Request(layer, made.device, made.dtype)).block_size for layer in made.shape.layers]
+    assert len(set(alone)) > 1
+
+
+def test_sizes_say_what_they_count_in_full(compressed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(compressed), "--device", "cpu"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "windows and compressed layers counted in full" in text
+    assert f"{hal.plan(read_shape(compressed), 'cpu').bytes_per_token:,} B per token, with the entries" in text
+    assert "counted in full" not in run(capsys, "--device", "cpu")
+
+
+@pytest.mark.parametrize(("kv_layout", "kv_bytes"), [("latent_fp8", 576), ("fp8_ds_mla", 656)], ids=["latent_fp8", "fp8_ds_mla"])
+def test_a_layout_is_asked_for_by_name(kv_layout: str, kv_bytes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    (device,) = run_json(capsys, "--device", "cpu", "--kv-layout", kv_layout)["devices"]
+    (layer,) = device["layers"]
+    assert (layer["kv_layout"], layer["index_layout"]) == (kv_layout, "indexer_fp8")
+    assert device["kv_bytes_per_token"] == 61 * kv_bytes
+
+
 def test_draft_layers_have_a_row(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(mixed), "--device", "cpu"]) == 0
     assert "draft layer 6 " in capsys.readouterr().out
