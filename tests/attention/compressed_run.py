@@ -112,19 +112,26 @@ def run_step(engine: Engine, step: Step, to_batch: Callable[[hal.Batch], Any] | 
     """Attend in every layer and hold each output against the definition; to_batch makes the batch to build of the host's."""
     made_batch = engine.schedule(step, **batch)
     metadata = engine.attention.build(made_batch if to_batch is None else to_batch(made_batch))
-    made: dict[int, hal.Compressor] = {}
+    found: dict[int, dict[int, torch.Tensor]] = {}
     choices: list[list[int]] = []
     for layer in engine.shape.layers:
         inputs = layer_inputs(engine, layer, step)
-        if inputs["compressor"] is not None:
-            made[layer.layer_id] = inputs["compressor"]
         if inputs["index"] is not None:
             choices = choose(engine, layer, inputs["index"], step)
         out = engine.attention.attend_compressed(layer.layer_id, metadata=metadata, **inputs)
         assert out.shape == inputs["q"].shape
+        if inputs["compressor"] is not None:
+            found[layer.layer_id] = stored_entries(engine, layer, "entries", inputs["compressor"], step)
+        windows = {
+            name: stored(engine, layer.layer_id, engine.requests[name].history((layer.layer_id, "kv")))
+            for name, new in step
+            if new
+        }
         for token, (name, position) in enumerate(engine.tokens(step)):
-            chosen = choices[token] if layer.indexer is not None else None
-            keys = visible_keys(engine, layer, made, name, position, chosen)
+            keys = windows[name][max(0, position + 1 - layer.window) : position + 1]
+            if layer.compress_ratio:
+                rows = found[layer.entry_source][name][: (position + 1) // layer.compress_ratio]
+                keys = torch.cat([keys, rows if layer.indexer is None else rows[choices[token]]])
             expected = oracle.attend(layer, inputs["q"][token], keys[:, None], keys[:, None], inputs["sink"])
             oracle.expect_close(out[token], expected, str(engine.dtype).removeprefix("torch."))
 
@@ -157,29 +164,25 @@ def stored(engine: Engine, key: Any, rows: torch.Tensor) -> torch.Tensor:
     return layout.unpack(layout.pack(wide.split(layout.widths, dim=1)))[0].double()
 
 
+def stored_entries(
+    engine: Engine, layer: LayerShape, part: str, compressor: hal.Compressor, step: Step
+) -> dict[int, torch.Tensor]:
+    """By request, what a cache of the layer gives back of every closed entry; a token sees the first of them."""
+    key = (layer.layer_id, 1 if part == "entries" else 2)
+    counts = {name: engine.requests[name].length // layer.compress_ratio for name, new in step if new}
+    return {
+        name: stored(engine, (layer.layer_id, part), entries(engine, name, key, compressor, count, groups_of(layer)))
+        for name, count in counts.items()
+    }
+
+
 def choose(engine: Engine, layer: LayerShape, index: hal.IndexInputs, step: Step) -> list[list[int]]:
     """The entries that each token's indexer picks."""
     assert isinstance(index.k, hal.Compressor)
-    found = []
-    for token, (name, position) in enumerate(engine.tokens(step)):
-        count = (position + 1) // layer.compress_ratio
-        keys = stored(
-            engine, (layer.layer_id, "index"), entries(engine, name, (layer.layer_id, 2), index.k, count, groups_of(layer))
+    keys = stored_entries(engine, layer, "index", index.k, step)
+    return [
+        oracle.best_keys(
+            index.q[token], index.weights[token], keys[name][: (position + 1) // layer.compress_ratio], layer.indexer.topk
         )
-        found.append(oracle.best_keys(index.q[token], index.weights[token], keys, layer.indexer.topk))
-    return found
-
-
-def visible_keys(
-    engine: Engine, layer: LayerShape, made: dict[int, hal.Compressor], name: int, position: int, chosen: list[int] | None
-) -> torch.Tensor:
-    """The rows [keys, width] that a token attends to: its window's, then the entries."""
-    kv = engine.requests[name].history((layer.layer_id, "kv"))[max(0, position + 1 - layer.window) : position + 1]
-    kv = stored(engine, layer.layer_id, kv)
-    if not layer.compress_ratio:
-        return kv
-    source = layer.entry_source
-    groups = groups_of(engine.shape.layer(source))
-    count = (position + 1) // layer.compress_ratio
-    rows = stored(engine, (source, "entries"), entries(engine, name, (source, 1), made[source], count, groups))
-    return torch.cat([kv, rows if chosen is None else rows[chosen]])
+        for token, (name, position) in enumerate(engine.tokens(step))
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,18 @@ class Running:
         return torch.cat(self.cached[key]).double()
 
 
+@cache
+def this_cpu() -> hal.Device:
+    """The CPU, looked for once: hundreds of engines run on it."""
+    return hal.detect()[-1]
+
+
+@cache
+def this_software() -> hal.Software:
+    """What is installed, looked for once."""
+    return hal.installed()
+
+
 class Engine:
     """Plans, opens and steps. Tables have junk in every column that no page fills, and a few columns more than needed."""
 
@@ -50,7 +63,7 @@ class Engine:
         self.shape = shape
         self.dtype: torch.dtype = getattr(torch, dtype)
         limits = limits or hal.Limits(64, 6, 48, block_size=block_size)
-        self.plan = hal.plan(shape, "cpu", limits=limits, dtype=dtype, **plan)
+        self.plan = hal.plan(shape, this_cpu(), limits=limits, dtype=dtype, **({"software": this_software()} | plan))
         self.attention = self.open(num_blocks)
         self.generator = torch.Generator().manual_seed(seed)
         self.requests: dict[int, Running] = {}

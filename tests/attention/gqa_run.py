@@ -39,9 +39,11 @@ def run_layer(engine: Engine, layer: LayerShape, step: Step, metadata: hal.StepM
         engine.record((layer.layer_id, "v"), step, v)
     out = engine.attention.attend(layer.layer_id, q, k, v, metadata, sink=sink)
     expected = torch.zeros(count, layer.num_heads, layer.v_head_dim, dtype=torch.float64)
+    histories = {
+        name: [engine.requests[name].history((layer.kv_source, part)) for part in ("k", "v")] for name, new in step if new
+    }
     for token, (name, position) in enumerate(engine.tokens(step)):
-        running = engine.requests[name]
-        keys, values = (running.history((layer.kv_source, part)) for part in ("k", "v"))
+        running, (keys, values) = engine.requests[name], histories[name]
         chosen = [key for key in oracle.seen(layer, position, running.length) if key not in running.missing]
         expected[token] = oracle.attend(layer, q[token], keys[chosen], values[chosen], sink)
     oracle.expect_close(out, expected, str(engine.dtype).removeprefix("torch."))

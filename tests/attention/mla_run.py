@@ -92,10 +92,12 @@ def run_layer(
     out = engine.attention.attend_mla(layer.layer_id, *inputs, metadata, sink=sink, **arguments)
     w_uv = torch.eye(MLA.kv_lora_rank, dtype=torch.float64).expand(layer.num_heads, -1, -1) if absorb else weights.w_uv
     expected = out.new_zeros(out.shape, dtype=torch.float64)
+    expanded = {}
+    for name in {name for name, new in step if new}:
+        latents, ropes = (engine.requests[name].history((layer.layer_id, part)) for part in ("latent", "rope"))
+        expanded[name] = oracle.expand_latents(latents, ropes, weights.w_uk, w_uv)
     for token, (name, position) in enumerate(engine.tokens(step)):
-        running = engine.requests[name]
-        latents, ropes = (running.history((layer.layer_id, part)) for part in ("latent", "rope"))
-        keys, values = oracle.expand_latents(latents, ropes, weights.w_uk, w_uv)
+        running, (keys, values) = engine.requests[name], expanded[name]
         chosen = [key for key in oracle.seen(layer, position, running.length) if key not in running.missing]
         if choices is not None:
             chosen = [key for key in chosen if key in choices[token]]
@@ -130,8 +132,9 @@ def _index(engine: Engine, layer: LayerShape, step: Step) -> tuple[hal.IndexInpu
     )
     engine.record((layer.layer_id, "index"), step, index.k)
     choices = []
+    histories = {name: engine.requests[name].history((layer.layer_id, "index")) for name, new in step if new}
     for token, (name, position) in enumerate(engine.tokens(step)):
-        keys = engine.requests[name].history((layer.layer_id, "index"))[: position + 1]
+        keys = histories[name][: position + 1]
         there = [key for key in range(position + 1) if key not in engine.requests[name].missing]
         best = oracle.best_keys(index.q[token], index.weights[token], keys[there], layer.indexer.topk)
         choices.append([there[key] for key in best])

@@ -24,16 +24,15 @@ def attend(
     layer: LayerShape, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sink: torch.Tensor | None = None
 ) -> torch.Tensor:
     """out [heads, v] of q [heads, d] over keys [n, kv_heads, d] and values [n, kv_heads, v]; a sink widens the denominator."""
-    out = []
-    for head in range(q.shape[0]):
-        kv_head = head * keys.shape[1] // q.shape[0]
-        scores = keys[:, kv_head].double() @ q[head].double() * layer.softmax_scale
-        if layer.softcap is not None:
-            scores = layer.softcap * torch.tanh(scores / layer.softcap)
-        terms = scores.exp()
-        denominator = terms.sum() + (0 if sink is None else sink[head].double().exp())
-        out.append(terms / denominator @ values[:, kv_head].double() if len(scores) else values.new_zeros(values.shape[2]))
-    return torch.stack(out).double()
+    shared = q.shape[0] // keys.shape[1]
+    keys, values = (rows.double().repeat_interleave(shared, dim=1) for rows in (keys, values))
+    scores = torch.einsum("nhd,hd->hn", keys, q.double()) * layer.softmax_scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    terms = scores.exp()
+    denominator = terms.sum(dim=1) + (0 if sink is None else sink.double().exp())
+    out = torch.einsum("hn,nhv->hv", terms, values)
+    return out / denominator[:, None] if len(keys) else out
 
 
 def best_keys(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, topk: int) -> list[int]:

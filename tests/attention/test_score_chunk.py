@@ -21,9 +21,10 @@ class Calls:
 
     def __init__(self, reads: bool) -> None:
         self.reads = reads
+        self.kernels = hal.kernels("cpu")
 
     def __call__(self, call: str) -> object:
-        return getattr(hal.kernels("cpu"), call)
+        return getattr(self.kernels, call)
 
     def reads_key_ranges(self, call: str) -> bool:
         return self.reads and call == "index_scores"
@@ -56,8 +57,9 @@ def test_every_query_sees_the_keys_that_are_closed(reads: bool, lengths: list[tu
         key_stops=torch.tensor(stops, dtype=torch.int32),
     )
     req_id = torch.tensor([request for request, _ in owners], dtype=torch.int32)
+    calls = Calls(reads)
     for chunk in plan_scores(queries, seqs, 0, cap, shared):
-        found = score_chunk(Calls(reads), iq, weights, cache, batch, req_id, chunk)
+        found = score_chunk(calls, iq, weights, cache, batch, req_id, chunk)
         assert found.shape == (chunk.token_stop - chunk.token_start, chunk.max_seq_len)
         for row, token in zip(found, range(chunk.token_start, chunk.token_stop), strict=True):
             keys = [storage[table[owners[token][0], key // PAGE], key % PAGE] for key in range(stops[token])]
