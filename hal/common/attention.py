@@ -58,7 +58,7 @@ class LayerKernels:
 
 
 class Attention:
-    """Attention over paged caches for every layer of a plan; made by plan.open or plan.bind.
+    """Attention over paged caches for every layer of a plan; made by plan.open or plan.bind. It computes no gradients.
 
     pools: which pages of the caches are in use, by cache group; the same pool for every group where page ids are the same.
     caches: a layer's KV by its id, every other part of it under (layer id, part).
@@ -155,6 +155,7 @@ class Attention:
         """Launches since warm_up() whose key its list did not have; HAL_STRICT_WARMUP=1 raises BackendError instead."""
         return self._warmup.misses
 
+    @torch.no_grad()
     def bind_weights(self, layer_id: int, w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
         """Hand over an MLA layer's up-projections, once: w_uk [heads, nope, lora], w_uv [heads, v, lora], this rank's heads.
 
@@ -184,6 +185,7 @@ class Attention:
         self.caches[layer_id] = replace(cache, scale=scale.to(cache.storage.device))
         self._paged.clear()
 
+    @torch.no_grad()
     def attend(
         self,
         layer_id: int,
@@ -215,6 +217,7 @@ class Attention:
             attend_shards(state.layer, state.kernels, state.cache, state.group, q, metadata, sink, out, self._ranks)
         return out
 
+    @torch.no_grad()
     def attend_mla(
         self,
         layer_id: int,
@@ -277,6 +280,7 @@ class Attention:
         )
         return out
 
+    @torch.no_grad()
     def attend_compressed(
         self,
         layer_id: int,

@@ -64,7 +64,7 @@ class Batch:
         self.block_tables = tuple(_host_table(table, self.num_reqs) for table in tables)
         self.num_tokens_padded = num_tokens_padded
         self.num_reqs_padded = num_reqs_padded
-        self.is_prefilling = None if is_prefilling is None else np.asarray(is_prefilling, dtype=bool)
+        self.is_prefilling = None if is_prefilling is None else _host_flags(is_prefilling, self.num_reqs)
         for name in ("num_tokens_padded", "num_reqs_padded"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer))):
@@ -113,8 +113,6 @@ class Batch:
     def _check_lengths(self) -> None:
         if len(self.seq_lens) != self.num_reqs:
             raise BatchError(f"{self.num_reqs} query_lens and {len(self.seq_lens)} seq_lens; they must be as many")
-        if self.is_prefilling is not None and len(self.is_prefilling) != self.num_reqs:
-            raise BatchError(f"{self.num_reqs} requests and {len(self.is_prefilling)} is_prefilling flags")
         if not self.num_reqs:
             return
         wrong = np.flatnonzero((self.query_lens < 0) | (self.seq_lens < self.query_lens))
@@ -130,15 +128,34 @@ def _are_tables(tables: Sequence[Any]) -> bool:
     return bool(tables) and all(getattr(table, "ndim", None) == 2 for table in tables)
 
 
+def _as_array(name: str, values: Any) -> npt.NDArray[Any]:
+    """The values on the host; BatchError where they are no array, such as rows of unequal length or another device's tensor."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BatchError(
+            f"{name} is no array on the host: {error}; give rows of one length, and device tensors to Batch.from_device"
+        ) from error
+
+
+def _host_flags(values: Any, num_reqs: int) -> npt.NDArray[np.bool_]:
+    array = _as_array("is_prefilling", values)
+    if array.shape != (num_reqs,) or (array.size and array.dtype != np.bool_):
+        raise BatchError(
+            f"is_prefilling is {array.dtype} with shape {list(array.shape)}; expected bool [{num_reqs}], one per request"
+        )
+    return array.astype(np.bool_, copy=False)
+
+
 def _host_ints(name: str, values: Any) -> IntArray:
-    array = np.asarray(values)
+    array = _as_array(name, values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise BatchError(f"{name} must be whole numbers in one dimension, got {array.dtype} with shape {list(array.shape)}")
     return _narrow(name, array)
 
 
 def _host_table(table: Any, num_reqs: int) -> IntArray:
-    array = np.asarray(table)
+    array = _as_array("a block table", table)
     if array.size == 0:
         width = array.shape[1] if array.ndim == 2 else 0
         array = np.zeros((num_reqs, width), np.int32) if array.ndim < 2 or array.shape[0] == num_reqs else array

@@ -14,7 +14,8 @@ class Capabilities:
 
     families: layer families it serves. kv_layouts: per family, the preferred first. index_layouts: likewise for index keys.
     block_size_multiple: page sizes are multiples of it. rank: a lower one is chosen first on an arch, "*" for the rest.
-    key_ranges: paged_attention and index_scores honour a PagedBatch's key_starts and key_stops, as a DCP group needs.
+    dcp: rows_from_topk keeps to a DCP rank's share. key_ranges: paged_attention and index_scores honour a PagedBatch's
+    key_starts and key_stops. More than one DCP rank needs both.
     masked_varlen: varlen_attention takes `selected`. arithmetic: the type it computes in, where wider than the request's.
     compiled_launches: launches compile, so warm_up has a list.
     """

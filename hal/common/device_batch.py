@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import gt
 from typing import Any
 
+import numpy as np
 import torch
 
 from .block_ids import TableRules
@@ -50,6 +51,8 @@ class DeviceBatch:
             return self.num_tokens
         if self.query_lens is not None:
             return sum(self.query_lens[:num_decodes])
+        if num_decodes > self.num_tokens:
+            raise BatchError(f"num_decodes is {num_decodes} and num_tokens {self.num_tokens}; every decode has a token")
         if decode_len == 1 or not num_decodes:
             return num_decodes
         raise BatchError(
@@ -71,11 +74,14 @@ def make_device_batch(
     """The batch, its shapes and types checked; BatchError names what does not fit. No value is read from the device."""
     tables = _as_tuple(block_tables)
     slots = None if slot_mapping is None else _as_tuple(slot_mapping)
-    requests = seq_lens.shape[0] if seq_lens.dim() == 1 else -1
+    sizes = {name: _as_int(name, value) for name, value in sizes.items()}
+    num_decodes = None if num_decodes is None else _as_int("num_decodes", num_decodes)
+    requests = seq_lens.shape[0] if isinstance(seq_lens, torch.Tensor) and seq_lens.dim() == 1 else -1
     _check("seq_lens", seq_lens, (requests,), torch.int32)
     _check("query_start_loc", query_start_loc, (requests + 1,), torch.int32)
     for table in tables:
-        _check("block_tables", table, (requests, table.shape[-1]), torch.int32)
+        width = table.shape[-1] if isinstance(table, torch.Tensor) and table.dim() else -1
+        _check("block_tables", table, (requests, width), torch.int32)
     for mapping in slots or ():
         _check("slot_mapping", mapping, (sizes["num_tokens"],), torch.int64)
     if slots is not None and len(slots) != len(tables):
@@ -88,8 +94,8 @@ def make_device_batch(
             raise BatchError(f"{name} has {len(values)} entries; the step has {requests} requests")
     if num_decodes is not None and not 0 <= num_decodes <= requests:
         raise BatchError(f"num_decodes is {num_decodes}; expected 0 to {requests}")
-    queries = None if query_lens is None else tuple(query_lens)
-    longest = None if seq_lens_upper is None else tuple(seq_lens_upper)
+    queries = None if query_lens is None else _as_ints("query_lens", query_lens)
+    longest = None if seq_lens_upper is None else _as_ints("seq_lens_upper", seq_lens_upper)
     _check_host_lengths(sizes, queries, longest)
     return DeviceBatch(
         query_start_loc=query_start_loc,
@@ -152,10 +158,27 @@ def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, de
         raise BatchError(f"the batch lies on {batch.seq_lens.device}, the plan runs on {device}")
 
 
-def _as_tuple(tensors: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+def _as_tuple(tensors: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(tensors) if isinstance(tensors, (list, tuple)) else (tensors,)
+
+
+def _as_int(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise BatchError(f"{name} is {value!r}; expected a whole number that the host knows")
+    return int(value)
+
+
+def _as_ints(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    # One pass in C for what engines mostly give; a step has hundreds of them.
+    if set(map(type, values)) <= {int}:
+        return tuple(values)
+    return tuple(_as_int(name, value) for value in values)
 
 
 def _check(name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-        raise BatchError(f"{name} is {tensor.dtype} with shape {list(tensor.shape)}; expected {dtype} {list(shape)}")
+    if isinstance(tensor, torch.Tensor) and tensor.dtype is dtype and tuple(tensor.shape) == shape:
+        return
+    wanted = f"{dtype} [{', '.join('n' if size < 0 else str(size) for size in shape)}]"
+    if not isinstance(tensor, torch.Tensor):
+        raise BatchError(f"{name} is a {type(tensor).__name__}; expected a tensor, {wanted}")
+    raise BatchError(f"{name} is {tensor.dtype} with shape {list(tensor.shape)}; expected {wanted}")

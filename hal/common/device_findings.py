@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[Any]
 
 
-def find_mistake(batch: DeviceBatch, step: HostStep, rules: TableRules) -> str | None:
+def find_mistake(batch: DeviceBatch, step: HostStep, rules: TableRules, decode_tokens: int) -> str | None:
     """A sentence with the values of the first thing that is wrong in the batch's tensors; None where all is right.
 
-    step: the batch as the host sees it.
+    step: the batch as the host sees it. decode_tokens: the new tokens of its decodes, as far as the host was told.
     """
     query_lens, lens = step.query_lens, step.seq_lens
     if not len(lens):
@@ -30,6 +30,12 @@ def find_mistake(batch: DeviceBatch, step: HostStep, rules: TableRules) -> str |
     least = most if step.is_single and most == 1 else int(query_lens.min())
     if step.starts[0] != 0 or least < 0 or step.num_tokens > batch.num_tokens:
         return f"query_start_loc is {step.starts.tolist()}; expected 0 first, no step back, and at most {batch.num_tokens} last"
+    decodes = step.num_decodes
+    if decodes < len(lens) and step.starts[decodes] != decode_tokens:
+        return (
+            f"query_start_loc[{decodes}] is {step.starts[decodes]}; the {decodes} decodes that come first have {decode_tokens} "
+            "new tokens by num_decodes and query_lens"
+        )
     contexts, longest = lens - query_lens, int(lens.max())
     if int(contexts.min()) < 0 or longest > batch.max_seq_len or most > batch.max_query_len:
         return _describe_wrong_length(batch, query_lens, lens)
@@ -81,10 +87,36 @@ def find_shared_write(step: HostStep, rules: TableRules) -> str | None:
     return None
 
 
-def drop_requests(starts: torch.Tensor, lens: torch.Tensor, max_seq_len: int) -> None:
-    """Set lens to 0, in place, where a length is less than the request's new tokens or more than any is said to be."""
+def find_wrong_hint(batch: DeviceBatch, step: HostStep) -> str | None:
+    """A sentence on the first request whose lengths are not what the host was told of them; None where all are.
+
+    Those of prefills are exact; the whole length of a decode is no more than was said.
+    """
+    for name, hints, lens in (
+        ("query_lens", batch.query_lens, step.query_lens),
+        ("seq_lens_upper", batch.seq_lens_upper, step.seq_lens),
+    ):
+        if hints is None:
+            continue
+        is_wrong = lens > hints
+        prefills = slice(step.num_decodes, None)
+        is_wrong[prefills] |= (lens[prefills] < hints[prefills]) & (step.query_lens[prefills] > 0)
+        if is_wrong.any():
+            request = int(is_wrong.argmax())
+            return f"request {request} has {lens[request]} in the batch's tensors and {hints[request]} in {name}"
+    return None
+
+
+def drop_requests(starts: torch.Tensor, lens: torch.Tensor, max_seq_len: int, num_decodes: int, decode_tokens: int) -> None:
+    """Set lens to 0, in place, where a length is less than the request's new tokens or more than any is said to be.
+
+    Everywhere, where the decodes do not end where the host was told: nobody can say which phase a token belongs to.
+    """
     query_lens = starts[1:] - starts[:-1]
-    lens.mul_((lens >= query_lens) & (lens <= max_seq_len) & (query_lens >= 0))
+    is_sound = (lens >= query_lens) & (lens <= max_seq_len) & (query_lens >= 0)
+    if num_decodes < len(lens):
+        is_sound &= starts[num_decodes] == decode_tokens
+    lens.mul_(is_sound)
 
 
 def drop_ids(

@@ -27,6 +27,7 @@ def fill_from_device(
     block_size: int,
     rules: TableRules,
     num_decodes: int,
+    decode_tokens: int,
     parallel: Parallel,
 ) -> Lost:
     """Write a device batch into the device arrays; what was lost on the way.
@@ -38,7 +39,7 @@ def fill_from_device(
     starts = arrays["starts"][: requests + 1].copy_(batch.query_start_loc)
     lens = arrays["seq_lens"][:requests].copy_(batch.seq_lens)
     starts.clamp_(min=0, max=tokens)
-    drop_requests(starts, lens, batch.max_seq_len)
+    drop_requests(starts, lens, batch.max_seq_len, num_decodes, decode_tokens)
     req_id, positions = arrays["req_id"][:tokens], arrays["positions"][:tokens]
     index = torch.arange(tokens, device=starts.device, dtype=torch.int32)
     torch.searchsorted(starts[1:], index, right=True, out_int32=True, out=req_id)
@@ -49,9 +50,14 @@ def fill_from_device(
     positions.copy_(unclamped.clamp(min=0))
     is_placed = is_real & (unclamped >= 0)
     arrays["key_bounds"][:tokens] = torch.where(is_placed, positions + 1, 0)
-    arrays["phase_req_id"][:tokens] = req_id - (req_id >= num_decodes).to(torch.int32) * num_decodes
-    arrays["decode_starts"][: num_decodes + 1] = starts[: num_decodes + 1]
-    arrays["prefill_starts"][: requests - num_decodes + 1] = starts[num_decodes:] - starts[num_decodes]
+    # By what the host was told, which the phases are cut by: an id or a start past its phase would be read out of bounds.
+    phase_req_id = arrays["phase_req_id"][:tokens]
+    torch.clamp(req_id[:decode_tokens], max=max(0, num_decodes - 1), out=phase_req_id[:decode_tokens])
+    torch.clamp(req_id[decode_tokens:] - num_decodes, min=0, out=phase_req_id[decode_tokens:])
+    torch.clamp(starts[: num_decodes + 1], max=decode_tokens, out=arrays["decode_starts"][: num_decodes + 1])
+    prefill_starts = arrays["prefill_starts"][: requests - num_decodes + 1]
+    torch.clamp(starts[num_decodes:] - decode_tokens, min=0, out=prefill_starts)
+    prefill_starts[:1].zero_()
     lost_pages = _fill_tables(batch, arrays, rules)
     has_slot = _fill_slots(batch, arrays, block_size, rules, is_placed, parallel)
     return Lost(tokens=(is_real & ~has_slot).sum(), pages=lost_pages)

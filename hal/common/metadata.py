@@ -14,13 +14,14 @@ from .block_ids import make_rules
 from .chunks import Scoring, plan_scores
 from .dcp_bounds import ShardBounds
 from .device_batch import DeviceBatch, check_device_batch
-from .device_findings import find_mistake, find_shared_write
+from .device_findings import find_mistake, find_shared_write, find_wrong_hint
 from .environment import read_variable
 from .errors import BatchError, InputError
 from .fill import HostStep, arrange, fill_from_host, see_device_batch, step_regions
 from .fill_device import fill_from_device
 from .fill_rows import fill_rows, row_regions, row_rules
 from .kernels import IndexerChunk, PagedBatch
+from .limits import check_positive_int
 from .mla_runs import plan_runs
 from .pages import PagePool
 from .staging import ALIGNMENT, Staging
@@ -74,11 +75,17 @@ class MetadataBuilder:
     def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
         """The metadata of a step; BatchError, with nothing written, for a batch that the plan or the caches do not allow."""
         self._cursor, self._given_tables = 0, None
-        return self._build_from_device(batch) if isinstance(batch, DeviceBatch) else self._build_from_host(batch)
+        if isinstance(batch, DeviceBatch):
+            return self._build_from_device(batch)
+        if not isinstance(batch, Batch):
+            raise BatchError(f"a step is built of a Batch or of Batch.from_device's answer, not of a {type(batch).__name__}")
+        return self._build_from_host(batch)
 
     def build_for_capture(self, num_reqs: int, num_tokens: int) -> StepMetadata:
         """The metadata of a made-up step of this size, lengths spread evenly, for capturing a graph or warming up."""
-        if num_reqs < 1 or num_tokens < num_reqs:
+        check_positive_int("num_reqs", num_reqs)
+        check_positive_int("num_tokens", num_tokens)
+        if num_tokens < num_reqs:
             raise InputError(f"cannot spread {num_tokens} tokens over {num_reqs} requests; each needs at least one")
         query_lens = np.full(num_reqs, num_tokens // num_reqs)
         query_lens[: num_tokens % num_reqs] += 1
@@ -133,10 +140,10 @@ class MetadataBuilder:
         plan = self.plan
         check_device_batch(batch, plan.limits, self.rules, self._lost_tokens.device)
         first = batch.count_decodes(1 + plan.num_spec_tokens)
-        step = self._see_if_sound(batch, first)
+        decode_tokens = batch.count_decode_tokens(first, 1 + plan.num_spec_tokens)
+        step = self._see_if_sound(batch, first, decode_tokens)
         if step is not None and self._can_read_in_place(batch):
             self._given_tables = batch.block_tables
-        decode_tokens = batch.count_decode_tokens(first, 1 + plan.num_spec_tokens)
         self.step_id += 1
         metadata = self._assemble(
             sizes=(batch.num_reqs, batch.num_tokens, batch.num_reqs, batch.num_tokens),
@@ -158,7 +165,7 @@ class MetadataBuilder:
         else:
             self._staging.upload()
             # After the upload, which would overwrite what is computed on the device.
-            lost = fill_from_device(batch, self._staging.device, plan.block_size, self.rules, first, plan.parallel)
+            lost = fill_from_device(batch, self._staging.device, plan.block_size, self.rules, first, decode_tokens, plan.parallel)
             fill_rows(self._row_rules, self._staging.device, plan.block_size, True, *counts)
             self._lost_tokens += lost.tokens
             self._lost_pages += lost.pages
@@ -166,15 +173,15 @@ class MetadataBuilder:
             self._shards.fill(metadata)
         return metadata
 
-    def _see_if_sound(self, batch: DeviceBatch, num_decodes: int) -> HostStep | None:
+    def _see_if_sound(self, batch: DeviceBatch, num_decodes: int, decode_tokens: int) -> HostStep | None:
         """The batch as the host sees it, where it does and nothing is wrong; BatchError under HAL_DEBUG=1 where something is."""
         is_debugged = read_variable("HAL_DEBUG") == "1"
         if not is_debugged and not self._is_on_host:
             return None
         step = see_device_batch(batch, num_decodes)
-        mistake = find_mistake(batch, step, self.rules)
+        mistake = find_mistake(batch, step, self.rules, decode_tokens)
         if is_debugged:
-            mistake = mistake or find_shared_write(step, self.rules)
+            mistake = mistake or find_wrong_hint(batch, step) or find_shared_write(step, self.rules)
             if mistake is not None:
                 raise BatchError(mistake)
         return step if mistake is None else None

@@ -9,12 +9,11 @@ import torch
 
 from .attention import Attention, find_torch_device, open_backends
 from .cache import CacheKey
-from .dcp_group import DCPGroup, join_group
-from .errors import CapacityError, InputError, LayoutError, NotBuiltError
+from .dcp_group import join_group
+from .errors import CapacityError, InputError, LayoutError
 from .kernels import KVCache
 from .limits import check_positive_int
 from .pages import make_pools
-from .registry import find_backend
 
 if TYPE_CHECKING:
     from .plan import CacheSpec, Plan
@@ -22,9 +21,10 @@ if TYPE_CHECKING:
 Given = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
+@torch.inference_mode(False)
 def open_attention(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, int] | None, group: Any) -> Attention:
     """An Attention on zero-filled caches of its own; CapacityError where they would not fit."""
-    ranks = _join_ranks(plan, group)
+    ranks = join_group(plan, group)
     blocks = _blocks_per_group(plan, num_blocks)
     device, where = plan.device, find_torch_device(plan)
     needed = sum(count * group.page_bytes for count, group in zip(blocks, plan.groups, strict=False))
@@ -62,9 +62,10 @@ def _blocks_per_group(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int,
     return blocks
 
 
+@torch.inference_mode(False)
 def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], group: Any) -> Attention:
     """An Attention on the engine's tensors; LayoutError names the spec and the tensor that do not fit."""
-    ranks = _join_ranks(plan, group)
+    ranks = join_group(plan, group)
     specs = {spec.key: spec for spec in plan.cache_specs()}
     if specs.keys() != tensors.keys():
         raise LayoutError(
@@ -92,15 +93,3 @@ def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, scale: torch.Tensor | Non
         return KVCache(tensor, spec.layout, spec.rows_per_page, rows, scale)
     except LayoutError as error:
         raise LayoutError(f"the cache of {spec.key}: {error}") from error
-
-
-def _join_ranks(plan: Plan, group: Any) -> DCPGroup | None:
-    """The plan's DCP group; NotBuiltError where a backend of the plan cannot run over one yet."""
-    if plan.parallel.dcp > 1:
-        for name in sorted({name for selection in plan.selections if selection for name in selection.providers.values()}):
-            capabilities = find_backend(name).capabilities
-            if capabilities is None or not capabilities.key_ranges:
-                raise NotBuiltError(
-                    f"running over {plan.parallel.dcp} decode-context ranks is not written for {name} yet; the plan can size it"
-                )
-    return join_group(plan, group)

@@ -123,8 +123,8 @@ def _mask_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reas
 
 def _mode_reasons(capabilities: Capabilities, request: Request) -> Iterator[Reason]:
     dcp = request.parallel.dcp
-    if dcp > 1 and not capabilities.dcp:
-        yield Reason("dcp", dcp, "one rank")
+    if dcp > 1 and not (capabilities.dcp and capabilities.key_ranges):
+        yield Reason("dcp", dcp, "one rank, since its calls honour no key ranges" if capabilities.dcp else "one rank")
     elif dcp > 1 and (request.layer.kind == "compressed" or request.tokens_per_row > 1):
         yield Reason("dcp", dcp, "one where tokens share cache rows")
     if request.block_size is not None and request.block_size % request.parallel.interleave:

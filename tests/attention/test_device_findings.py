@@ -156,16 +156,65 @@ def test_lengths_that_do_not_add_up(kind: str, name: str, monkeypatch: pytest.Mo
         built(engine, batch, **tensors, **hints)
 
 
-def attend(engine: Engine, kind: str, metadata: hal.StepMetadata) -> None:
-    """Every call of the step, whatever comes out."""
+PHASES: dict[str, dict[str, Any]] = {
+    "decodes_of_more_tokens": {"num_decodes": 1, "query_start_loc": [0, 3, 9, 9]},
+    "decodes_of_fewer_tokens": {"num_decodes": 2, "query_start_loc": [0, 1, 1, 9]},
+    "told_of_more_tokens": {"num_decodes": 1, "query_start_loc": [0, 1, 8, 9], "query_lens": [3, 5, 1]},
+}
+
+
+@pytest.mark.parametrize("name", PHASES)
+@pytest.mark.parametrize("kind", ["gqa", "mla", "sparse"])
+def test_decodes_that_end_elsewhere_than_said(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token can be told to be of either phase: none is written or sees a key, and no phase is told of tokens past its own."""
+    engine, _ = make_engine(kind)
+    changes = {"query_lens": None, "seq_lens_upper": None, "max_query_len": 9} | PHASES[name]
+    changes["query_start_loc"] = torch.tensor(changes["query_start_loc"], dtype=torch.int32)
+    batch = engine.schedule([(0, 1), (1, 7), (2, 1)])
+    metadata, before = built(engine, batch, **changes), snapshot(engine.attention)
+    for phase in metadata.phases:
+        starts, ids = phase.batches[0].query_start_loc, phase.req_id
+        assert int(starts[0]) == 0
+        assert int(starts.max()) <= phase.tokens.stop - phase.tokens.start
+        assert 0 <= int(ids.min()) <= int(ids.max()) < len(starts) - 1
+    assert not attend(engine, kind, metadata).any()
+    assert unchanged(engine.attention, before)
+    assert engine.attention.lost_tokens == 9
+    monkeypatch.setenv("HAL_DEBUG", "1")
+    with pytest.raises(hal.BatchError, match=r"query_start_loc\[\d\] is \d; the \d decodes that come first have \d new tokens"):
+        built(engine, batch, **changes)
+
+
+HINTS: dict[str, tuple[dict[str, list[int]], str]] = {
+    "other_new_tokens": ({"query_lens": [1, 6, 2]}, "request 1 has 7 in the batch's tensors and 6 in query_lens"),
+    "shorter": ({"seq_lens_upper": [22, 19, 7]}, "request 1 has 20 in the batch's tensors and 19 in seq_lens_upper"),
+    "longer": ({"seq_lens_upper": [22, 21, 7]}, "request 1 has 20 in the batch's tensors and 21 in seq_lens_upper"),
+    "longer_decode": ({"seq_lens_upper": [21, 20, 7]}, "request 0 has 22 in the batch's tensors and 21 in seq_lens_upper"),
+}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_debugging_compares_what_the_host_was_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_engine("mla")
+    changes, words = HINTS[name]
+    batch = engine.schedule([(0, 1), (1, 7), (2, 1)])
+    changes = {"max_seq_len": 25, "num_decodes": 1} | changes
+    monkeypatch.setenv("HAL_DEBUG", "1")
+    built(engine, batch)
+    with pytest.raises(hal.BatchError, match=words):
+        built(engine, batch, **changes)
+
+
+def attend(engine: Engine, kind: str, metadata: hal.StepMetadata) -> torch.Tensor:
+    """What a call of the step gives."""
     count = metadata.num_tokens
     if kind == "gqa":
-        engine.attention.attend(0, engine.random(count, 4, 8), engine.random(count, 2, 8), engine.random(count, 2, 6), metadata)
-        return
+        inputs = engine.random(count, 4, 8), engine.random(count, 2, 8), engine.random(count, 2, 6)
+        return engine.attention.attend(0, *inputs, metadata)
     index = None
     if kind == "sparse":
         index = hal.IndexInputs(engine.random(count, 2, 4), engine.random(count, 4), engine.random(count, 2))
-    engine.attention.attend_mla(
+    return engine.attention.attend_mla(
         0,
         engine.random(count, 3, 6),
         engine.random(count, 3, 4),

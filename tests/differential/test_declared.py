@@ -211,7 +211,7 @@ PROBES = {
     "max_index_pool": Probe(run_pools, lambda cls: cls.capabilities.max_index_pool > 1),
     "deterministic": Probe(run_ties, declares("deterministic", deterministic=True)),
     "key_ranges": Probe(run_ranges, lambda cls: cls.capabilities.key_ranges),
-    "dcp": Probe(run_shard, declares("dcp", parallel=hal.Parallel(dcp=2))),
+    "dcp": Probe(run_shard, lambda cls: cls.capabilities.dcp),
     "latent": Probe(run_paged(layout="latent"), lambda cls: "latent" in cls.capabilities.kv_layouts.get("mla", ())),
     "page_of_1": Probe(run_paged(size=1), declares("block_size", block_size=1)),
     "page_of_48": Probe(run_paged(size=48), declares("block_size", block_size=48)),

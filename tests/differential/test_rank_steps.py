@@ -15,6 +15,7 @@ from hal.common.key_rules import INDEX_RULE, KeyRule, key_rule
 from hal.common.metadata import MetadataBuilder
 from hal.common.pages import make_pools
 from hal.common.parallel import global_position, local_length, local_position, longest_share, owner
+from hal.common.registry import find_backend
 from hal.config import LayerShape
 from hal.testing.reference.softmax import visible_keys
 from tests.attention.histories import BOUNDED
@@ -227,9 +228,18 @@ def test_buffers_are_a_ranks() -> None:
     assert names[3]["index candidates"] == (3, 64, 9)
 
 
-def test_a_backend_that_reads_no_key_ranges_is_refused_before_a_group_is_looked_at() -> None:
-    device = hal.Device.from_arch("sm_90", torch_device="cpu")
-    limits, parallel = hal.Limits(96, 3, 64, block_size=64), hal.Parallel(dcp=2)
-    plan = hal.plan(model(gqa()), device, limits=limits, dtype="bfloat16", parallel=parallel, backend="cuda:triton")
-    with pytest.raises(hal.NotBuiltError, match=r"2 decode-context ranks.*cuda:triton"):
-        plan.open(4)
+@pytest.mark.parametrize("arch", ["cpu", "sm_90", "gfx942", "pvc"])
+def test_what_is_selected_over_ranks_reads_key_ranges_in_every_call(arch: str) -> None:
+    """A selection that opening would have to take back is none."""
+    device = hal.Device.from_arch(arch)
+    for layer in (gqa(), mla(), sparse()):
+        request = hal.Request(layer, device, "bfloat16", parallel=hal.Parallel(dcp=2))
+        try:
+            selection = hal.select(request)
+        except hal.NoBackend as error:
+            own = {name: reasons for name, reasons in error.rejected.items() if name.startswith(device.platform)}
+            assert own
+            assert all("dcp" in {reason.code for reason in reasons} or reasons[0].is_environmental for reasons in own.values())
+        else:
+            for name in selection.providers.values():
+                assert find_backend(name).capabilities.key_ranges

@@ -91,7 +91,7 @@ def test_registration_order_decides_nothing() -> None:
 
 
 def test_a_page_size_of_hals_own_fits_the_interleave() -> None:
-    register(make_backend("cuda:a", dcp=True, default_block_size=16))
+    register(make_backend("cuda:a", dcp=True, key_ranges=True, default_block_size=16))
     selection = hal.select(ask(parallel=hal.Parallel(dcp=2, interleave=24)))
     assert selection.block_size % 24 == 0
 
