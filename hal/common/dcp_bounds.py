@@ -78,6 +78,7 @@ class ShardBounds:
         self._seq_lens[:padded] = local_length(metadata.seq_lens, self._parallel)
         for phase in metadata.phases:
             self._fill_phase(phase)
+        self._ordered_lens[metadata.num_reqs : padded] = 0
         self._starts[:, metadata.num_tokens :] = 0
         self._stops[:, metadata.num_tokens :] = 0
 

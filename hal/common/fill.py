@@ -211,9 +211,15 @@ def _fill_execution_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:
         bounds[:] = arrays["positions"][token_order] + 1
         phase_req_id[:] = np.repeat(np.arange(num_reqs, dtype=np.int32), query_lens)
         arrays["ordered_lens"][:num_reqs] = step.seq_lens[order]
+        arrays["ordered_lens"][num_reqs : step.padded_reqs] = 0
         arrays["ordered_tables"][:, :num_reqs] = arrays["tables"][:, order]
+        arrays["ordered_tables"][:, num_reqs : step.padded_reqs] = 0
+    # A graph that was captured with more requests reads past those of this step.
+    first = int(ordered_starts[num_decodes])
     arrays["decode_starts"][: num_decodes + 1] = ordered_starts[: num_decodes + 1]
+    arrays["decode_starts"][num_decodes + 1 : step.padded_reqs + 1] = first
     if num_decodes < num_reqs:
-        first = int(ordered_starts[num_decodes])
         phase_req_id[first:] -= num_decodes
-        arrays["prefill_starts"][: num_reqs - num_decodes + 1] = ordered_starts[num_decodes:] - first
+        num_prefills = num_reqs - num_decodes
+        arrays["prefill_starts"][: num_prefills + 1] = ordered_starts[num_decodes:] - first
+        arrays["prefill_starts"][num_prefills + 1 : step.padded_reqs - num_decodes + 1] = num_tokens - first

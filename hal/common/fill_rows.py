@@ -42,15 +42,15 @@ def fill_rows(
     is_ordered: bool,
     num_reqs: int,
     num_tokens: int,
-    num_padded: int,
 ) -> None:
     """Turn the token slots of such groups into row slots, -1 for tokens without a row, and count lengths in rows.
 
-    A page holds whole rows, so a token closes a row where its slot does.
+    Both counts include padding, which a captured graph reads. A page holds whole rows, so a token closes a row where its
+    slot does.
     """
     lens = arrays["seq_lens" if is_ordered else "ordered_lens"][:num_reqs]
     for group, rule in enumerate(rules):
-        slots, shared = arrays["slots"][group][:num_padded], rule.tokens_per_row
+        slots, shared = arrays["slots"][group][:num_tokens], rule.tokens_per_row
         if shared > 1:
             behind = slots + 1
             slots[:] = behind // shared * (behind % shared == 0) - 1

@@ -21,7 +21,6 @@ from .fill import HostStep, arrange, fill_from_host, see_device_batch, step_regi
 from .fill_device import fill_from_device
 from .fill_rows import fill_rows, row_regions, row_rules
 from .kernels import IndexerChunk, PagedBatch
-from .limits import check_positive_int
 from .mla_runs import plan_runs
 from .pages import PagePool
 from .staging import ALIGNMENT, Staging
@@ -83,9 +82,7 @@ class MetadataBuilder:
 
     def build_for_capture(self, num_reqs: int, num_tokens: int) -> StepMetadata:
         """The metadata of a made-up step of this size, lengths spread evenly, for capturing a graph or warming up."""
-        check_positive_int("num_reqs", num_reqs)
-        check_positive_int("num_tokens", num_tokens)
-        if num_tokens < num_reqs:
+        if num_reqs < 1 or num_tokens < num_reqs:
             raise InputError(f"cannot spread {num_tokens} tokens over {num_reqs} requests; each needs at least one")
         query_lens = np.full(num_reqs, num_tokens // num_reqs)
         query_lens[: num_tokens % num_reqs] += 1
@@ -106,7 +103,7 @@ class MetadataBuilder:
         self.step_id += 1
         step = arrange(batch, 1 + plan.num_spec_tokens)
         fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel)
-        counts = (batch.num_reqs, batch.num_tokens, step.padded_tokens)
+        counts = (step.padded_reqs, step.padded_tokens)
         fill_rows(self._row_rules, self._staging.host, plan.block_size, step.order is None, *counts)
         order, first = step.order, step.num_decodes
         queries, lengths = batch.query_lens, batch.seq_lens
@@ -157,7 +154,7 @@ class MetadataBuilder:
                 ),
             ),
         )
-        counts = (batch.num_reqs, batch.num_tokens, batch.num_tokens)
+        counts = (batch.num_reqs, batch.num_tokens)
         if step is not None and self._is_on_host:
             has_tables = self._given_tables is not None
             fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel, has_tables=has_tables)

@@ -69,6 +69,51 @@ def test_a_refused_batch_writes_nothing(engine: Engine, name: str) -> None:
     engine.attention.attend(0, engine.random(3, 4, 8), engine.random(3, 2, 8), engine.random(3, 2, 6), metadata)
 
 
+META = torch.zeros(2, 3, dtype=torch.int32, device="meta")
+NO_BATCHES: dict[str, tuple[Any, list[str]]] = {
+    "rows_of_unequal_length": (lambda: hal.Batch([1, 1], [9, 5], [[0, 1, 2], [3, 4]]), ["block table", "one length"]),
+    "lengths_in_rows": (lambda: hal.Batch([[1], [1, 1]], [9, 5], GOOD[2]), ["query_lens"]),
+    "a_table_elsewhere": (lambda: hal.Batch(*GOOD[:2], META), ["block table", "meta", "Batch.from_device"]),
+    "flags_in_rows": (lambda: hal.Batch(*GOOD, is_prefilling=[[True], [False]]), ["is_prefilling", "[2, 1]", "bool [2]"]),
+    "flags_of_words": (lambda: hal.Batch(*GOOD, is_prefilling=["no", "yes"]), ["is_prefilling", "bool [2]"]),
+    "nothing": (lambda: None, ["NoneType", "Batch"]),
+    "a_list": (lambda: list(GOOD), ["list", "Batch"]),
+    "no_lengths": (lambda: on_device(seq_lens=None), ["seq_lens", "NoneType", "int32"]),
+    "host_lengths": (lambda: on_device(seq_lens=np.array([9, 5], np.int32)), ["seq_lens", "ndarray", "int32"]),
+    "a_number_as_table": (lambda: on_device(block_tables=torch.tensor(1, dtype=torch.int32)), ["block_tables", "[]", "[2, n]"]),
+    "no_table": (lambda: on_device(block_tables=None), ["block_tables", "NoneType"]),
+    "everything_elsewhere": (lambda: on_device(device="meta"), ["meta", "cpu"]),
+    "half_a_token": (lambda: on_device(num_tokens=2.5), ["num_tokens is 2.5"]),
+    "tokens_on_the_device": (lambda: on_device(num_tokens=torch.tensor(2)), ["num_tokens is tensor(2)", "host"]),
+    "a_flag_as_length": (lambda: on_device(max_query_len=True), ["max_query_len is True"]),
+    "a_word_as_length": (lambda: on_device(max_seq_len="9"), ["max_seq_len is '9'"]),
+    "half_a_decode": (lambda: on_device(num_decodes=1.5), ["num_decodes is 1.5"]),
+    "half_lengths": (lambda: on_device(query_lens=[0.5, 1]), ["query_lens is 0.5"]),
+}
+
+
+def on_device(*, device: str = "cpu", **changes: Any) -> Any:
+    """GOOD in device tensors, changed."""
+    columns = {"seq_lens": GOOD[1], "block_tables": GOOD[2], "query_start_loc": [0, 1, 2]}
+    tensors = {name: torch.tensor(values, dtype=torch.int32, device=device) for name, values in columns.items()}
+    return hal.Batch.from_device(**(tensors | {"num_tokens": 2, "max_query_len": 1, "max_seq_len": 9} | changes))
+
+
+@pytest.mark.parametrize("name", NO_BATCHES)
+def test_what_is_no_batch_is_refused_by_its_type(engine: Engine, name: str) -> None:
+    make, words = NO_BATCHES[name]
+    before = snapshot(engine.attention)
+    with pytest.raises(hal.BatchError) as error:
+        engine.attention.build(make())
+    assert [word for word in words if word not in str(error.value)] == []
+    assert unchanged(engine.attention, before)
+
+
+def test_numpy_counts_are_counts(engine: Engine) -> None:
+    batch = on_device(num_tokens=np.int64(2), query_lens=np.array([1, 1]), seq_lens_upper=np.array([9, 5]))
+    assert engine.attention.build(batch).slot_mapping.tolist() == [8, 16]
+
+
 @pytest.mark.parametrize("junk", [-1, 10, 2**31 - 1], ids=str)
 def test_what_no_page_fills_is_never_looked_at(engine: Engine, junk: int) -> None:
     metadata = engine.attention.build(hal.Batch([1, 1], [9, 5], [[0, 1, 2, junk], [3, 4, junk, junk]]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from .builder_oracle import check_engine_order, check_execution_order, facts_of
 from .engine import Engine, snapshot, unchanged
 from .gqa_run import run_step
 from .histories import BOUNDED
-from .shapes import gqa, model
+from .shapes import gqa, mla, model, sparse
 
 LIMITS = hal.Limits(64, 8, 40, block_size=4)
 
@@ -54,6 +56,41 @@ def test_tails_are_neutral_whatever_was_there(attention: hal.Attention, drawn, e
         assert step.slot_mapping.tolist()[real:] == [-1] * (tokens - real)
         assert not step.batch.block_table[live:].any()
         assert step.batch.block_table.shape[0] == requests
+
+
+def made_plan(num_spec_tokens: int, *layers: hal.config.LayerShape) -> hal.Plan:
+    return hal.plan(model(*layers), "cpu", limits=LIMITS, dtype="float32", num_spec_tokens=num_spec_tokens)
+
+
+REPLAYS = {
+    "decodes": (0, 1, [1, 1], [9, 5]),
+    "one_decode": (0, 1, [1], [9]),
+    "ragged_short_extends": (2, 3, [3, 2], [9, 5]),
+    "nothing": (0, 1, [], []),
+}
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_a_graph_captured_with_more_requests_finds_nothing_past_a_steps_own(name: str) -> None:
+    """What the captured launches hold are the phase's tensors of that time: as they were, for a step of fewer requests."""
+    num_spec_tokens, query_len, query_lens, seq_lens = REPLAYS[name]
+    pooled = sparse(3, topk=4)
+    pooled = replace(pooled, indexer=replace(pooled.indexer, pool=2))
+    attention = made_plan(num_spec_tokens, gqa(0), mla(1), sparse(2, topk=4), pooled).open(100)
+    captured = attention.build_for_capture(6, 6 * query_len).decode
+    pages = np.arange(24).reshape(8, 3)
+    attention.build(hal.Batch([5] * 8, [12] * 8, pages))
+    attention.build(hal.Batch([5, 1] * 4, [12, 9] * 4, pages))
+    real, tokens = len(query_lens), sum(query_lens)
+    padding = {"num_reqs_padded": 6, "num_tokens_padded": 6 * query_len}
+    attention.build(hal.Batch(query_lens, seq_lens, pages[:real], **padding))
+    assert captured.key_bounds.tolist()[tokens:] == captured.req_id.tolist()[tokens:] == [0] * (6 * query_len - tokens)
+    for batch in captured.batches:
+        assert batch.query_start_loc.tolist() == [*np.cumsum([0, *query_lens]), *[tokens] * (6 - real)]
+        assert batch.seq_lens.tolist()[real:] == [0] * (6 - real)
+        assert not batch.block_table[real:].any()
+        if batch.key_stops is not None:
+            assert not batch.key_stops[tokens:].any()
 
 
 def test_padded_requests_are_no_prefills(attention: hal.Attention) -> None:
