@@ -35,7 +35,7 @@ def test_a_row_is_written_by_its_last_token(kind: str, pages, position: int, cou
     for name, (shape, dtype) in row_regions(rules, 2, tokens + 1).items():
         arrays[name] = np.zeros(shape, dtype)
     held = arrays if kind == "numpy" else {name: torch.from_numpy(array) for name, array in arrays.items()}
-    fill_rows(rules, held, BLOCK_SIZE, True, 2, tokens, tokens + 1)
+    fill_rows(rules, held, BLOCK_SIZE, True, 2, tokens + 1)
     rows_per_page = BLOCK_SIZE // shared
     expected = [
         pages[p // BLOCK_SIZE] * rows_per_page + p // shared % rows_per_page
@@ -76,7 +76,7 @@ def test_a_page_keeps_its_last_tokens(kind: str, lengths, dead: set[int], kept: 
         "req_id": np.array([*(request for request, _ in tokens), 0], np.int32),
     }
     held = arrays if kind == "numpy" else {name: torch.from_numpy(array) for name, array in arrays.items()}
-    fill_rows((RowRule(rows_kept=kept),), held, BLOCK_SIZE, True, len(lengths), len(tokens), len(tokens) + 1)
+    fill_rows((RowRule(rows_kept=kept),), held, BLOCK_SIZE, True, len(lengths), len(tokens) + 1)
     found = arrays["slots"][0].tolist()
     in_order = {slot // BLOCK_SIZE * kept + slot % BLOCK_SIZE % kept: index for index, slot in enumerate(slots) if slot >= 0}
     at_once = {slot: index for index, slot in enumerate(found) if slot >= 0}
