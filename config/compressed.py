@@ -36,6 +36,14 @@ def _rate(fields: Fields, kind: str) -> int:
     return value
 
 
+def do_entries_overlap(fields: Fields, kind: str, ratio: int) -> bool:
+    """Whether an entry also holds what the group before left for it: where an indexer picks, but for V4.1's ratios of 1 and 2.
+
+    V4.1 lists its ratios layer by layer; where they go by layer type, the type alone decides.
+    """
+    return kind == COMPRESSED_SPARSE and (ratio > 2 or fields.nested("compress_rates") is not None)
+
+
 def read_rope_width(fields: Fields, head_dim: int) -> int:
     """The rotary lanes at the end of a compressed row: stated, else the rotary share of head_dim."""
     stated = fields.first("qk_rope_head_dim", as_width)

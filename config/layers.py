@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .bias import has_sink, is_causal, read_position_bias
 from .block_sparse import is_picking, read_block_sparse
-from .compressed import read_compress_ratios, read_rope_width
+from .compressed import do_entries_overlap, read_compress_ratios, read_rope_width
 from .fields import Fields
 from .heads import read_head_dim, read_num_heads, read_num_kv_heads
 from .indexer import read_indexers
@@ -35,7 +35,7 @@ def read_layers(fields: Fields, num_layers: int, hidden_size: int) -> tuple[tupl
         if layer.kind != "none" and (sources[layer_id] != layer_id or indexers[layer_id] is not None):
             layer = dataclasses.replace(layer, kv_source=sources[layer_id], indexer=indexers[layer_id])
         attends = layer.kind != "none" and ratios is not None
-        layers.append(_compress(fields, layer, ratios[layer_id], entry_sources) if attends and ratios else layer)
+        layers.append(_compress(fields, layer, types[layer_id], ratios[layer_id], entry_sources) if attends and ratios else layer)
     draft_types = _draft_types(fields, types, drafts)
     return tuple(layers), tuple(
         _draft_layer(fields, layers, num_layers + step, draft_types[step], ratios, hidden_size) for step in range(drafts)
@@ -91,7 +91,7 @@ def _block_sparse(view: LayerView, types: tuple[str, ...]) -> BlockSparseShape |
     return read_block_sparse(view.fields, view.kind) if is_picking(view.kind, types) else None
 
 
-def _compress(fields: Fields, layer: LayerShape, ratio: int, entry_sources: tuple[int, ...] | None) -> LayerShape:
+def _compress(fields: Fields, layer: LayerShape, kind: str, ratio: int, entry_sources: tuple[int, ...] | None) -> LayerShape:
     """A V4 layer: one shared row per token in the window, and compressed entries that it may read from an earlier layer."""
     source = entry_sources[layer.layer_id] if entry_sources and layer.layer_id < len(entry_sources) else layer.layer_id
     return dataclasses.replace(
@@ -100,6 +100,7 @@ def _compress(fields: Fields, layer: LayerShape, ratio: int, entry_sources: tupl
         compress_ratio=ratio,
         entry_source=(source if source >= 0 else layer.layer_id) if ratio else None,
         rope_head_dim=read_rope_width(fields, layer.head_dim),
+        entries_overlap=do_entries_overlap(fields, kind, ratio) if ratio else None,
     )
 
 
@@ -121,6 +122,6 @@ def _draft_layer(
     if layer.kind == "none":
         return layer
     if ratios is not None:
-        return _compress(fields, layer, ratios[layer_id], None)
+        return _compress(fields, layer, kind, ratios[layer_id], None)
     indexer = next((one.indexer for one in reversed(layers) if one.indexer is not None), None)
     return dataclasses.replace(layer, indexer=dataclasses.replace(indexer, owns=True) if indexer and layer.mla else None)

@@ -81,6 +81,7 @@ class LayerShape:
 
     A compressed layer keeps a window of shared K=V rows whose last rope_head_dim lanes are rotary, and with a compress_ratio
     above 0 also one entry per that many tokens, which it reads from entry_source (its own id when it makes them).
+    entries_overlap: whether an entry also holds what the group before left for it; None where the config does not say.
     """
 
     layer_id: int
@@ -103,6 +104,7 @@ class LayerShape:
     entry_source: int | None = None
     rope_head_dim: int | None = None
     block_sparse: BlockSparseShape | None = None
+    entries_overlap: bool | None = None
 
     def __post_init__(self) -> None:
         if self.kv_source < 0:
@@ -122,11 +124,12 @@ class LayerShape:
     def compress_span(self) -> int:
         """Tokens that one compressed entry is made of, 0 without a ratio.
 
-        Where an indexer picks entries, groups overlap: an entry also holds what the group before left for it. So it is with
-        DeepSeek-V4's groups of 4; V4.1's of 1 and 2 tokens do not overlap.
+        Where the config does not say, groups overlap if an indexer picks entries: so it is with DeepSeek-V4's groups of 4;
+        V4.1's of 1 and 2 tokens do not overlap.
         """
         ratio = self.compress_ratio or 0
-        return ratio * 2 if self.indexer is not None and ratio > 2 else ratio
+        overlap = self.indexer is not None and ratio > 2 if self.entries_overlap is None else self.entries_overlap
+        return ratio * 2 if overlap else ratio
 
     @property
     def tokens_per_index_key(self) -> int:

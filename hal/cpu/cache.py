@@ -14,7 +14,7 @@ _FEW = 16
 
 
 def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """The parts, written at their slots; a slot of -1 writes nothing."""
+    """The parts, written at their slots; a slot of -1 writes nothing, one past the cache is a LayoutError before anything is."""
     cache.layout.check_parts([part.shape[1:] for part in parts])
     for part in parts:
         if part.shape[0] != slots.shape[0]:
@@ -22,8 +22,14 @@ def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor
     if not slots.numel():
         return
     # For a few slots a list is quicker than another kernel.
-    lowest = min(slots.tolist()) if slots.numel() <= _FEW else int(slots.min())
-    if lowest < 0:
+    ends = slots.tolist() if slots.numel() <= _FEW else torch.stack(slots.aminmax()).tolist()
+    highest = max(ends)
+    if highest >= cache.num_pages * cache.block_size:
+        raise LayoutError(
+            f"slot {highest} is none of the cache's: {cache.num_pages} pages of {cache.block_size} tokens have slots 0 to "
+            f"{cache.num_pages * cache.block_size - 1}"
+        )
+    if min(ends) < 0:
         keep = slots >= 0
         slots, parts = slots[keep], [part[keep] for part in parts]
     if cache.page_stride != cache.block_size:

@@ -81,10 +81,14 @@ def _check(compressor: Compressor, states: KVCache, entries: KVCache, ratio: int
 
 
 def _locate(states: KVCache, block_table: torch.Tensor, request: torch.Tensor, wanted: torch.Tensor, page: int) -> torch.Tensor:
-    """Cache rows int64 [tokens, span] of positions; -1 for a negative one, and where the table names no page."""
-    block = block_table[request[:, None], (wanted // page).clamp(min=0)].long()
-    rows = block * states.page_stride + wanted % page % states.block_size
-    return torch.where((wanted >= 0) & (block >= 0), rows, -1)
+    """Cache rows int64 [tokens, span] of positions; -1 for a negative one, and where the table names no page of the cache."""
+    columns = block_table.shape[1]
+    if not columns:
+        return torch.full_like(wanted, -1)
+    column = wanted // page
+    block = block_table[request[:, None], column.clamp(min=0, max=columns - 1)].long()
+    is_there = (wanted >= 0) & (column < columns) & (block >= 0) & (block < states.num_pages)
+    return torch.where(is_there, block * states.page_stride + wanted % page % states.block_size, -1)
 
 
 def _gather(states: KVCache, rows: torch.Tensor, own: tuple[torch.Tensor, torch.Tensor], index: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,8 @@ def _merge(
 
 
 def apply_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
-    """out scaled by the share of the denominator that is not the sink's; an empty row stays 0."""
-    share = torch.sigmoid(lse - sink.to(lse.dtype))
-    return (out * share.unsqueeze(-1)).to(out.dtype)
+    """out scaled by the share of the denominator that is not the sink's; an empty row gives 0, whatever the sink and out are."""
+    share = torch.sigmoid(lse - sink.to(lse.dtype)).unsqueeze(-1)
+    # False for NaN, too. Without any key, a sink of -inf would leave a denominator of 0.
+    has_keys = (lse > float("-inf")).unsqueeze(-1)
+    return torch.where(has_keys, out * share, 0).to(out.dtype)

@@ -15,7 +15,7 @@ def seen(layer: LayerShape, position: int, length: int) -> list[int]:
         key
         for key in range(length)
         if (key <= position or not layer.causal)
-        and (layer.window is None or position - key < layer.window)
+        and (layer.window is None or abs(position - key) < layer.window)
         and (layer.chunk is None or key // layer.chunk == position // layer.chunk)
     ]
 

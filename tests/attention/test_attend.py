@@ -23,6 +23,7 @@ KINDS = {
     "softcap": {"softcap": 1.5},
     "sink": {"sink": True},
     "both_ways": {"causal": False},
+    "window_both_ways": {"causal": False, "window": 3},
     "everything": {"window": 6, "softcap": 2.0, "sink": True},
 }
 SCRIPT = [

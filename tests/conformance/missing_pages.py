@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from hal.common.backend import Backend
+from hal.common.cache_parts import state_layout
+from hal.common.compressor import Compressor
 from hal.common.kernels import KVCache, PagedBatch
 from hal.common.layouts import attention_layout, index_layout, latent_layout
 from hal.common.parallel import Parallel
@@ -12,7 +14,7 @@ from hal.testing import reference
 from hal.testing.cases import MIXED
 from hal.testing.compare import expect_close
 from hal.testing.reference.softmax import attend_keys, empty_result, visible_keys
-from hal.testing.storage import build_cache, make_generator, paged_batch, random_tensor
+from hal.testing.storage import build_cache, make_generator, paged_batch, poisoned_cache, random_tensor
 
 PAGE, DTYPE, SCALE = 16, "float32", 0.3
 MASKS = {"causal": {}, "window": {"window": 20}, "chunk": {"chunk": 24}}
@@ -48,6 +50,27 @@ def check_attention(backend: Backend, layout: str, mask: dict[str, int], block: 
         expected[token], expected_lse[token] = attend_keys(q[token], keys[seen], values[seen], softmax_scale=SCALE)
     expect_close(out, expected, DTYPE, "out")
     expect_close(lse, expected_lse, DTYPE, "lse")
+
+
+def check_compressing(backend: Backend, block: int | None) -> None:
+    """compress_states makes the first entry of a page of its own group alone, where the page of the group before is lost."""
+    generator, width, ratio = make_generator(f"compress{block}"), 16, 8
+    states, table = build_cache(state_layout(2 * width, DTYPE), [PAGE + ratio], PAGE, generator)
+    entries = poisoned_cache(latent_layout(width, 0, DTYPE), states.num_pages, PAGE // ratio)
+    first = int(table[0, 1]) * PAGE
+    values, scores = states.rows[first : first + ratio - 1].clone().chunk(2, dim=1)
+    lose_pages(states, table, block)
+    own = Compressor(
+        kv=random_tensor(generator, 1, 2 * width, dtype=DTYPE),
+        score=random_tensor(generator, 1, 2 * width, dtype=DTYPE),
+        position_bias=torch.zeros(ratio, 2 * width),
+    )
+    slots = torch.tensor([first + ratio - 1]), torch.tensor([first // ratio])
+    step = torch.tensor([0, 1]).int(), torch.tensor([0]).int(), torch.tensor([PAGE + ratio - 1])
+    backend.compress_states(own, states, entries, *slots, *step, table, ratio=ratio)
+    weights = torch.cat([scores, own.score])[:, width:].double().softmax(0)
+    entry = (weights * torch.cat([values, own.kv])[:, width:].double()).sum(0)
+    expect_close(entries.rows[first // ratio], entry, DTYPE, "entry")
 
 
 def check_choice(backend: Backend, block: int | None) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from hal import kernels
+from hal import LayoutError, kernels
+from hal.testing.case import FULL
+from hal.testing.storage import poisoned_cache, stored_elements
+from hal.testing.suite.layouts import sample_layout
 
 from . import missing_pages
 from .missing_pages import MASKS, NOTHING
@@ -20,3 +24,22 @@ def test_their_keys_are_nobodys(layout: str, mask: str, block: str) -> None:
 @pytest.mark.parametrize("block", NOTHING)
 def test_they_are_never_chosen(block: str) -> None:
     missing_pages.check_choice(kernels("cpu"), NOTHING[block])
+
+
+@pytest.mark.parametrize("block", NOTHING)
+def test_their_states_join_no_entry(block: str) -> None:
+    missing_pages.check_compressing(kernels("cpu"), NOTHING[block])
+
+
+@pytest.mark.parametrize("count", [2, 40])
+@pytest.mark.parametrize("name", ["kv", "kv_fp8", "latent", "latent_fp8", "fp8_ds_mla", "compressed", "indexer_fp8"])
+def test_a_slot_past_the_pages_is_refused_before_any_row_is_written(name: str, count: int) -> None:
+    layout = sample_layout(name, "float32", FULL)
+    scale = torch.ones(layout.scale_shapes[0]) if layout.scale_shapes else None
+    cache = poisoned_cache(layout, 4, 16, scale=scale)
+    before = stored_elements(cache).clone()
+    slots = torch.arange(count)
+    slots[-1] = 64
+    with pytest.raises(LayoutError, match="slot 64 is none of the cache's: 4 pages of 16 tokens have slots 0 to 63"):
+        kernels("cpu").write_cache(cache, slots, *(torch.zeros(count, *part) for part in layout.parts))
+    assert torch.equal(stored_elements(cache).view(torch.uint8), before.view(torch.uint8))

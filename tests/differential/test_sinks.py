@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from .softmax import attend, check_rows, draw_cache
 from .targets import ON_KERNELS, ints, open_target
 
 HEADS, LORA, ROPE, WIDTH = 4, 16, 16, 8
-SINKS = st.lists(st.sampled_from([-40.0, -1.0, 0.0, 2.5, 30.0]), min_size=HEADS, max_size=HEADS)
+SINKS = st.lists(st.sampled_from([-math.inf, -40.0, -1.0, 0.0, 2.5, 30.0]), min_size=HEADS, max_size=HEADS)
 COUNTS = st.lists(st.tuples(st.integers(0, WIDTH), st.integers(0, WIDTH)), min_size=1, max_size=4)
 
 

@@ -18,6 +18,7 @@ GQA = (
     gqa(2, num_kv_heads=1, softcap=1.5, window=5, kv_source=0),
     gqa(3, num_kv_heads=1, chunk=8),
     gqa(4, num_kv_heads=1, causal=False),
+    gqa(5, num_kv_heads=1, causal=False, window=4),
 )
 MLA = (mla(0, num_heads=4, num_kv_heads=4), mla(1, num_heads=4, num_kv_heads=4, sink=True, window=7))
 SPARSE = (

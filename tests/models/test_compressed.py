@@ -29,6 +29,15 @@ def test_prompts_of_one_length_get_the_tokens_of_transformers_generate(module: P
     assert found == ids[:, length:].tolist()
 
 
+def test_groups_of_two_tokens_overlap_too() -> None:
+    config = tiny.deepseek_v4()
+    config.compress_rates = {"compressed_sparse_attention": 2, "heavily_compressed_attention": 8}
+    module, prompts = tiny.build(config), oracle.random_prompts([9] * 2, seed=9)
+    with torch.no_grad():
+        ids = module.generate(torch.tensor(prompts), max_new_tokens=8, do_sample=False)
+    assert [list(generation.tokens) for generation in oracle.run_on_hal(module).generate(prompts, 8)] == ids[:, 9:].tolist()
+
+
 def test_entries_count(module: PreTrainedModel) -> None:
     """The comparison above means something only if a model without its entries answers otherwise."""
     (prompt,) = oracle.random_prompts([45], seed=45)

@@ -31,5 +31,6 @@ def merge_states(
 
 
 def apply_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
-    """out with exp(sink) added to its softmax denominator: out * sum / (sum + exp(sink)), where sum is exp(lse)."""
-    return out.double() * torch.sigmoid(lse.double() - sink.double())[..., None]
+    """out with exp(sink) added to its softmax denominator: out * sum / (sum + exp(sink)), sum being exp(lse); 0 without keys."""
+    share = torch.sigmoid(lse.double() - sink.double())[..., None]
+    return torch.where(lse.isneginf()[..., None], 0, out.double() * share)

@@ -256,6 +256,20 @@ def test_compressed_layers_in_transformers_form() -> None:
     assert shape.layers[0].rope_head_dim == 8
 
 
+@pytest.mark.parametrize("ratio", [1, 2, 4, 16])
+def test_groups_of_picked_entries_overlap_at_any_ratio_of_a_layer_type(ratio: int) -> None:
+    """The type says so; where ratios are listed, V4.1's of 1 and 2 stand apart."""
+    types = ["compressed_sparse_attention", "heavily_compressed_attention", SLIDING, "compressed_sparse_attention"]
+    rates = {"compressed_sparse_attention": ratio, "heavily_compressed_attention": ratio}
+    common = {"head_dim": 32, "num_key_value_heads": 1, "sliding_window": 16, "index_topk": 4, "index_n_heads": 2}
+    common |= {"index_head_dim": 16, "partial_rotary_factor": 0.25}
+    typed = read_shape(BASE | common | {"layer_types": types, "compress_rates": rates})
+    assert [layer.compress_span for layer in typed.layers] == [2 * ratio, ratio, 0, 2 * ratio]
+    listed = read_shape(BASE | common | {"compress_ratios": [ratio, 128, 0, ratio]})
+    span = ratio if ratio <= 2 else 2 * ratio
+    assert [layer.compress_span for layer in listed.layers] == [span, 128, 0, span]
+
+
 def test_block_sparse_layers() -> None:
     group = {"sparse_topk_blocks": 16, "sparse_block_size": 128, "sparse_num_index_heads": 4, "sparse_index_dim": 32}
     shape = read_shape(BASE | {"sparse_attention_config": group | {"sparse_attention_freq": [0, 1, 1, 1]}})
