@@ -92,7 +92,7 @@ class RankEngine(Engine):
         limits = replace(plan.limits, block_size=plan.tokens_per_page)
         layout = next(selection.kv_layout for selection in plan.selections if selection is not None)
         single = hal.plan(
-            self.shape, "cpu", limits=limits, dtype=plan.dtype, kv_layout=layout, num_spec_tokens=plan.num_spec_tokens
+            self.shape, plan.device, limits=limits, dtype=plan.dtype, kv_layout=layout, num_spec_tokens=plan.num_spec_tokens
         )
         heads = (parallel.tp_rank, parallel.tp)
         return Beside(plan.open(num_blocks, self._group), single.open(num_blocks), heads, self._around, self._known)

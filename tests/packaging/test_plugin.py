@@ -44,6 +44,25 @@ def run_hal(*arguments: str, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], env=environ, capture_output=True, text=True)
 
 
+@pytest.fixture(scope="module")
+def broken(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dummy beside a distribution whose module cannot be imported."""
+    folder = tmp_path_factory.mktemp("broken")
+    info = folder / "hal_broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(BROKEN_METADATA)
+    (info / "entry_points.txt").write_text("[hal.backends]\nbroken = hal_broken_module:PLATFORM\n")
+    return Path(f"{site}{os.pathsep}{folder}")
+
+
+@pytest.fixture(scope="module")
+def report(broken: Path) -> dict:
+    """What doctor says of the dummy beside a plugin that does not load."""
+    result = run_hal("doctor", "--json", site=broken)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.json"
@@ -71,10 +90,7 @@ def test_rejected_backend_gives_its_reason(config: Path, site: Path) -> None:
     assert [reason["code"] for reason in layer["rejected"]["dummy:narrow"]] == ["head_dim"]
 
 
-def test_device_is_probed_and_checked(site: Path) -> None:
-    result = run_hal("doctor", "--json", site=site)
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout)
+def test_device_is_probed_and_checked(report: dict) -> None:
     backends = {backend["name"]: backend for backend in report["backends"]}
     assert backends["dummy:portable"]["usable"]
     assert backends["dummy:portable"]["check"]["passed"], backends["dummy:portable"]["check"]
@@ -96,17 +112,7 @@ def test_serving_a_batch_matches_the_cpu(site: Path) -> None:
     assert found == expected
 
 
-@pytest.fixture
-def broken(site: Path, tmp_path: Path) -> Path:
-    """The dummy beside a distribution whose module cannot be imported."""
-    info = tmp_path / "hal_broken-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(BROKEN_METADATA)
-    (info / "entry_points.txt").write_text("[hal.backends]\nbroken = hal_broken_module:PLATFORM\n")
-    return Path(f"{site}{os.pathsep}{tmp_path}")
-
-
-def test_broken_plugin_leaves_the_others_alone_and_is_a_rejected_candidate(config: Path, broken: Path) -> None:
+def test_broken_plugin_leaves_the_others_alone_and_is_a_rejected_candidate(config: Path, broken: Path, report: dict) -> None:
     device = explain(config, broken)
     assert device["served"]
     ((code, text),) = {
@@ -115,7 +121,6 @@ def test_broken_plugin_leaves_the_others_alone_and_is_a_rejected_candidate(confi
     assert code == "library_broken"
     assert "broken (hal-broken)" in text
     assert "ModuleNotFoundError: No module named 'hal_broken_module'" in text
-    report = json.loads(run_hal("doctor", "--json", site=broken).stdout)
     failures = {row["name"]: row["failure"] for row in report["plugins"]}
     assert failures.pop("broken").startswith("ModuleNotFoundError")
     assert set(failures) >= {"cpu", "cuda", "dummy", "rocm", "xpu"}

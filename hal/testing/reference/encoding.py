@@ -32,11 +32,19 @@ def encode_fp8(value: float, fp8: str) -> int:
     if math.isnan(value):
         return 0x7F if fp8 == "e4m3fn" else 0x80
     # In ascending order from 0 to the largest.
-    magnitude, known = min(abs(value), _LARGEST[fp8]), _every_value(fp8)[:0x7F]
-    above = bisect_left(known, magnitude)
-    code = min((max(above - 1, 0), above), key=lambda each: (abs(known[each] - magnitude), each & 1))
+    magnitude, known = min(abs(value), _LARGEST[fp8]), _magnitudes(fp8)
+    code = bisect_left(known, magnitude)
+    if code > 0:
+        to_above, to_below = known[code] - magnitude, magnitude - known[code - 1]
+        code -= to_below < to_above or (to_below == to_above and code & 1)
     has_sign = math.copysign(1.0, value) < 0 and (code > 0 or fp8 == "e4m3fn")
     return code | (0x80 if has_sign else 0)
+
+
+@cache
+def _magnitudes(fp8: str) -> tuple[float, ...]:
+    """The values of the codes without a sign, NaN's left out."""
+    return _every_value(fp8)[:0x7F]
 
 
 @cache
