@@ -108,14 +108,13 @@ def fill_cache(cache: KVCache, tables: Tables, lengths: Sequence[int], generator
     """Random values in the rows of the requests' tokens; every other row stays as it is."""
     layout = cache.layout
     for table, length in zip(tables, lengths, strict=True):
-        for position in range(length):
-            page, offset = table[position // cache.block_size], position % cache.block_size
-            if layout.is_quantised:
-                reference.write_token(
-                    cache, page, offset, [random_tensor(generator, *part, dtype="float32") for part in layout.parts]
-                )
-            else:
-                cache.storage[page, offset] = random_tensor(generator, layout.width, dtype=layout.dtype)
+        pages, offsets = [table[i // cache.block_size] for i in range(length)], [i % cache.block_size for i in range(length)]
+        if not layout.is_quantised:
+            cache.storage[pages, offsets] = random_tensor(generator, length, layout.width, dtype=layout.dtype)
+            continue
+        for page, offset in zip(pages, offsets, strict=True):
+            parts = [random_tensor(generator, *part, dtype="float32") for part in layout.parts]
+            reference.write_token(cache, page, offset, parts)
 
 
 def random_scale(layout: Layout, generator: torch.Generator) -> torch.Tensor | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 
@@ -20,27 +19,25 @@ def locate_row(cache: KVCache, row: int) -> tuple[int, int]:
 
 def read_parts(cache: KVCache, page: int, offset: int) -> tuple[torch.Tensor, ...]:
     """The parts of one cached token in float64, decoded where they are quantised."""
-    if cache.layout.is_quantised:
-        stored = _page_bytes(cache, page)[_token_bytes(cache, offset)]
-        return decode_token(cache.layout, bytes(stored.tolist()), cache.scale)
-    row = cache.storage[page, offset].double()
-    parts = []
-    start = 0
-    for shape in cache.layout.parts:
-        parts.append(row[start : start + prod(shape)].reshape(shape))
-        start += prod(shape)
-    return tuple(parts)
+    return tuple(part[0] for part in read_tokens(cache, [(page, offset)]))
+
+
+def read_tokens(cache: KVCache, places: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, ...]:
+    """The parts [n, *part] of the tokens at these pages and offsets in float64, decoded where they are quantised."""
+    layout = cache.layout
+    if not layout.is_quantised:
+        pages, offsets = [page for page, _ in places], [offset for _, offset in places]
+        pieces = cache.storage[pages, offsets].double().split(layout.widths, dim=1)
+        return tuple(piece.reshape(len(places), *shape) for piece, shape in zip(pieces, layout.parts, strict=True))
+    records = [bytes(_page_bytes(cache, page)[_token_bytes(cache, offset)].tolist()) for page, offset in places]
+    tokens = [decode_token(layout, record, cache.scale) for record in records]
+    return tuple(torch.stack(pieces) for pieces in zip(*tokens, strict=True))
 
 
 def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The parts [n, *part] at rows [n] in float64; zeros for row -1."""
     parts = tuple(torch.zeros(rows.numel(), *shape).double() for shape in cache.layout.parts)
-    for index, row in enumerate(rows.tolist()):
-        if row < 0:
-            continue
-        for part, piece in zip(parts, read_parts(cache, *locate_row(cache, row)), strict=True):
-            part[index] = piece
-    return parts
+    return _fill(parts, cache, {index: locate_row(cache, row) for index, row in enumerate(rows.tolist()) if row >= 0})
 
 
 def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
@@ -75,12 +72,17 @@ def read_request(cache: KVCache, block_table: Sequence[int], seq_len: int) -> tu
     Tokens on a page that the table does not name (-1: freed behind a window) come out as NaN.
     """
     parts = tuple(torch.full((seq_len, *shape), torch.nan).double() for shape in cache.layout.parts)
-    for position in range(seq_len):
-        page = block_table[position // cache.block_size]
-        if page < 0:
-            continue
-        for part, piece in zip(parts, read_parts(cache, page, position % cache.block_size), strict=True):
-            part[position] = piece
+    pages = [block_table[position // cache.block_size] for position in range(seq_len)]
+    return _fill(
+        parts, cache, {position: (page, position % cache.block_size) for position, page in enumerate(pages) if page >= 0}
+    )
+
+
+def _fill(parts: tuple[torch.Tensor, ...], cache: KVCache, places: dict[int, tuple[int, int]]) -> tuple[torch.Tensor, ...]:
+    """The parts, with what the cache holds at a page and offset under each index."""
+    if places:
+        for part, pieces in zip(parts, read_tokens(cache, list(places.values())), strict=True):
+            part[list(places)] = pieces
     return parts
 
 
