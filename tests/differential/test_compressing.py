@@ -178,7 +178,7 @@ def test_slots_of_entries(attention: hal.Attention, lengths: list[tuple[int, int
 
     Of a page's compressor states the last of the step have slots.
     """
-    lengths = sorted(lengths, key=lambda pair: pair[0] > 1)
+    lengths = sorted(lengths, key=lambda pair: pair[0] != 1)
     table = torch.randperm(128, generator=torch.Generator().manual_seed(seed))[: len(lengths) * 14].reshape(len(lengths), 14)
     queries, seqs = [query for query, _ in lengths], [query + past for query, past in lengths]
     if is_device:
@@ -189,7 +189,7 @@ def test_slots_of_entries(attention: hal.Attention, lengths: list[tuple[int, int
             num_tokens=sum(queries),
             max_query_len=max(queries),
             max_seq_len=max(seqs),
-            num_decodes=sum(query <= 1 for query in queries),
+            num_decodes=queries.count(1),
         )
     else:
         batch = hal.Batch(queries, seqs, table.numpy())
