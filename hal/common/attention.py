@@ -159,15 +159,16 @@ class Attention:
     def bind_weights(self, layer_id: int, w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
         """Hand over an MLA layer's up-projections, once: w_uk [heads, nope, lora], w_uv [heads, v, lora], this rank's heads.
 
-        They are kept as they are, or as a copy in the type the backend computes in. LayoutError for other shapes.
+        They are kept as they are, or as a copy in the type the backend computes in. LayoutError for other shapes, for no floats
+        and for those of another device.
         """
         layer = self._layer(layer_id, "mla")
         mla = _mla(layer)
         heads = layer.num_heads // self.plan.parallel.tp
-        for name, weight, width in (("w_uk", w_uk, mla.qk_nope_head_dim), ("w_uv", w_uv, mla.v_head_dim)):
-            expected = (heads, width, mla.kv_lora_rank)
-            if tuple(weight.shape) != expected:
-                raise LayoutError(f"layer {layer_id}: {name} has shape {list(weight.shape)}; expected {list(expected)}")
+        expected = Expected(layer_id=layer_id, tokens=heads, dtype=self._dtype, device=self._device)
+        expected.check_floats(
+            w_uk=(w_uk, (mla.qk_nope_head_dim, mla.kv_lora_rank)), w_uv=(w_uv, (mla.v_head_dim, mla.kv_lora_rank))
+        )
         self._weights[layer_id] = MLAWeights(w_uk=w_uk.to(self._arithmetic), w_uv=w_uv.to(self._arithmetic))
 
     def set_scale(self, layer_id: int, scale: torch.Tensor) -> None:
@@ -428,6 +429,8 @@ class Attention:
         return Expected(layer_id=layer_id, tokens=metadata.num_tokens_padded, dtype=self._dtype, device=self._device)
 
     def _check_step(self, metadata: StepMetadata) -> None:
+        if not isinstance(metadata, StepMetadata):
+            raise BatchError(f"metadata is a {type(metadata).__name__}; expected what build() returned")
         if metadata.owner is not self._builder:
             raise BatchError("this metadata was built by another Attention, whose pages and caches are not these")
         if metadata.step_id != self._builder.step_id:

@@ -101,6 +101,7 @@ class MetadataBuilder:
         plan = self.plan
         check_batch(batch, plan.limits, self.rules, is_written=is_written)
         self.step_id += 1
+        self._staging.turn()
         step = arrange(batch, 1 + plan.num_spec_tokens)
         fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel)
         counts = (step.padded_reqs, step.padded_tokens)
@@ -142,6 +143,7 @@ class MetadataBuilder:
         if step is not None and self._can_read_in_place(batch):
             self._given_tables = batch.block_tables
         self.step_id += 1
+        self._staging.turn()
         metadata = self._assemble(
             sizes=(batch.num_reqs, batch.num_tokens, batch.num_reqs, batch.num_tokens),
             longest=(batch.max_query_len, batch.max_seq_len),

@@ -54,7 +54,7 @@ def _blocks_per_group(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int,
         if set(num_blocks) != set(groups):
             raise InputError(f"num_blocks names the groups {sorted(num_blocks)}; the plan has {list(groups)}")
         num_blocks = tuple(num_blocks[group] for group in groups)
-    blocks = (num_blocks,) * len(groups) if isinstance(num_blocks, int) else tuple(num_blocks)
+    blocks = tuple(num_blocks) if isinstance(num_blocks, Sequence) else (num_blocks,) * len(groups)
     if len(blocks) != len(groups):
         raise InputError(f"num_blocks has {len(blocks)} entries; expected one number, or one for each of {len(groups)} groups")
     for count in blocks:
@@ -67,12 +67,14 @@ def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], group: Any) ->
     """An Attention on the engine's tensors; LayoutError names the spec and the tensor that do not fit."""
     ranks = join_group(plan, group)
     specs = {spec.key: spec for spec in plan.cache_specs()}
+    if not isinstance(tensors, Mapping):
+        raise LayoutError(f"caches is a {type(tensors).__name__}; expected a mapping from plan.cache_specs()' keys to tensors")
     if specs.keys() != tensors.keys():
         raise LayoutError(
             f"caches are missing for {sorted(map(str, specs.keys() - tensors.keys()))} "
             f"and unknown for {sorted(map(str, tensors.keys() - specs.keys()))}; plan.cache_specs() has the keys"
         )
-    given = {key: (each, None) if isinstance(each, torch.Tensor) else each for key, each in tensors.items()}
+    given = {key: _split_scale(key, each) for key, each in tensors.items()}
     blocks = []
     for cache_group in plan.groups:
         counts = {key: storage.shape[0] for key, (storage, _) in given.items() if specs[key].group == cache_group.group_id}
@@ -82,6 +84,15 @@ def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], group: Any) ->
     caches = {key: _bind_cache(specs[key], storage, scale, plan) for key, (storage, scale) in given.items()}
     pools = make_pools(blocks or [0], is_single=len(set(blocks)) < 2)
     return Attention(plan, open_backends(plan), caches, pools, ranks)
+
+
+def _split_scale(key: CacheKey, given: Given) -> tuple[torch.Tensor, torch.Tensor | None]:
+    storage, scale = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if not isinstance(storage, torch.Tensor) or not storage.dim():
+        raise LayoutError(
+            f"the cache of {key} is a {type(given).__name__}; expected a tensor [pages, rows, width], alone or with its scale"
+        )
+    return storage, scale
 
 
 def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, scale: torch.Tensor | None, plan: Plan) -> KVCache:

@@ -65,6 +65,8 @@ class PagedLayer:
     def _fit(self, num_tokens: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None) -> bool:
         """Whether all three are plainly right: asked first, since every layer of every step asks."""
         dtype, device = self.dtype, self.device
+        if not all(each is None or isinstance(each, torch.Tensor) for each in (k, v)) or not isinstance(q, torch.Tensor):
+            return False
         if q.dtype is not dtype or q.device != device or q.shape != (num_tokens, *self.q_shape):
             return False
         if k is None or v is None or self.k_shape is None:

@@ -42,8 +42,8 @@ class PagePool:
 
     def allocate(self, count: int) -> list[int]:
         """`count` pages that nobody holds; CapacityError, with nothing taken, where there are fewer."""
-        if count < 0:
-            raise InputError(f"cannot allocate {count} pages; expected at least 0")
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
+            raise InputError(f"cannot allocate {count!r} pages; expected a whole number of at least 0")
         if count > len(self._free):
             raise CapacityError(
                 f"{count} pages asked for, {len(self._free)} of {self.num_pages} are free; free pages or open a larger pool"
@@ -81,8 +81,8 @@ class PagePool:
                 raise InputError(f"page {page} is held {self._holders[page]} times and named {count} times; freed twice?")
 
     def _check_own(self, page: int) -> None:
-        if not 0 <= page < self.num_pages:
-            raise InputError(f"page {page} is not of this pool, which has pages 0 to {self.num_pages - 1}")
+        if isinstance(page, bool) or not isinstance(page, (int, np.integer)) or not 0 <= page < self.num_pages:
+            raise InputError(f"page {page!r} is not of this pool, which has pages 0 to {self.num_pages - 1}")
 
     def _mark_shared(self, page: int, is_shared: bool) -> None:
         self.is_shared[page] = is_shared

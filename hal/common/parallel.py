@@ -32,8 +32,8 @@ class Parallel:
             check_positive_int(name, getattr(self, name))
         for rank, size in (("tp_rank", self.tp), ("dcp_rank", self.dcp)):
             value = getattr(self, rank)
-            if not 0 <= value < size:
-                raise InputError(f"{rank} is {value}; expected 0 to {size - 1}")
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size:
+                raise InputError(f"{rank} is {value!r}; expected 0 to {size - 1}")
 
 
 def owner(position: Positions, parallel: Parallel) -> Positions:

@@ -15,12 +15,13 @@ from .cache_parts import PARTS, CachePart, check_entry_sources, list_parts
 from .capacity import count_blocks, count_tokens
 from .dcp_buffers import rank_buffers
 from .device import Device, detect
+from .environment import warn_of_mistakes
 from .layouts import Layout, block_table_width
 from .limits import Limits
 from .parallel import Parallel
 from .registry import find_backend, known_libraries
 from .request import Graphs, Request
-from .selection import Selection, select
+from .selection import Selection, choose
 from .software import Software
 from .warmup import list_keys
 from .workspace import Buffer, plan_buffers
@@ -285,6 +286,7 @@ def plan(
     is made.
     """
     check_entry_sources(shape)
+    warn_of_mistakes()
     device = _resolve_device(device)
     limits = limits or _default_limits(shape)
     parallel = parallel or Parallel()
@@ -327,7 +329,7 @@ def plan(
 
 
 def _select(requests: list[Request | None], backend: str | None) -> list[Selection | None]:
-    return [None if request is None else select(request, backend) for request in requests]
+    return [None if request is None else choose(request, backend) for request in requests]
 
 
 def _workspaces(selections: list[Selection | None], limits: Limits) -> tuple[Buffer, ...]:

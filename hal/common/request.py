@@ -39,8 +39,8 @@ class Request:
         object.__setattr__(self, "dtype", model_dtype_name(self.dtype))
         if self.graphs not in GRAPH_LEVELS:
             raise InputError(f"graphs is {self.graphs!r}; expected one of {', '.join(GRAPH_LEVELS)}")
-        if self.num_spec_tokens < 0:
-            raise InputError(f"num_spec_tokens is {self.num_spec_tokens}; expected at least 0")
+        if isinstance(self.num_spec_tokens, bool) or not isinstance(self.num_spec_tokens, int) or self.num_spec_tokens < 0:
+            raise InputError(f"num_spec_tokens is {self.num_spec_tokens!r}; expected a whole number of at least 0")
         if self.block_size is not None:
             check_positive_int("block_size", self.block_size)
 

@@ -52,6 +52,11 @@ def select(request: Request, backend: str | None = None) -> Selection:
     NoBackend carries every backend's reasons; ValueError for a backend name that is not registered.
     """
     warn_of_mistakes()
+    return choose(request, backend)
+
+
+def choose(request: Request, backend: str | None = None) -> Selection:
+    """select without a look at how hal's variables are spelled, for who asks for many layers and has looked once."""
     source = "argument"
     if backend is None:
         backend = read_variable("HAL_BACKEND")

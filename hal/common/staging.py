@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -15,13 +17,25 @@ ALIGNMENT = 64
 
 # Views kept at once; steps of a running engine ask for the same few hundred.
 _MAX_VIEWS = 8192
+# Host memory is filled for one step while the upload of the step before may still be waiting for the device.
+_TURNS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """One block of host memory, its arrays, and the event that tells when its last upload has read it."""
+
+    memory: torch.Tensor
+    arrays: dict[str, npt.NDArray[Any]]
+    uploaded: Any
 
 
 class Staging:
     """Persistent arrays: .host[name] is a numpy view to fill, .device[name] the tensor that has it after upload().
 
-    On the CPU both are the same memory and nothing is copied. Arrays keep their addresses for life. An upload copies all
-    regions, whatever a step used of them.
+    On the CPU both are the same memory and nothing is copied. Arrays on the device keep their addresses for life. An upload
+    copies all regions, whatever a step used of them, when the device gets there: turn() goes on with host arrays that no
+    upload still has to read.
     """
 
     def __init__(self, regions: Mapping[str, tuple[tuple[int, ...], str]], device: str) -> None:
@@ -30,15 +44,20 @@ class Staging:
             offsets[name] = end
             end += -(-prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
         on_cpu = torch.device(device).type == "cpu"
-        memory = torch.zeros(max(end, 1), dtype=torch.uint8, pin_memory=not on_cpu)
-        self._host_memory = memory
-        self._device_memory = memory if on_cpu else memory.to(device)
-        self.host: dict[str, npt.NDArray[Any]] = {}
+        blocks = [torch.zeros(max(end, 1), dtype=torch.uint8, pin_memory=not on_cpu) for _ in range(1 if on_cpu else _TURNS)]
+        self._is_copied = not on_cpu
+        self._device_memory = blocks[0].to(device)
+        self._turns = deque(
+            _Turn(memory=block, arrays={}, uploaded=torch.Event(torch.device(device).type) if self._is_copied else None)
+            for block in blocks
+        )
         self.device: dict[str, torch.Tensor] = {}
         for name, (shape, dtype) in regions.items():
             span = slice(offsets[name], offsets[name] + prod(shape) * np.dtype(dtype).itemsize)
-            self.host[name] = memory.numpy()[span].view(dtype).reshape(shape)
+            for turn in self._turns:
+                turn.arrays[name] = turn.memory.numpy()[span].view(dtype).reshape(shape)
             self.device[name] = self._device_memory[span].view(getattr(torch, dtype)).view(shape)
+        self.host = self._turns[0].arrays
         self._views: dict[tuple[str, int, int, int | None], torch.Tensor] = {}
 
     def see(self, name: str, start: int, stop: int, row: int | None = None) -> torch.Tensor:
@@ -52,7 +71,15 @@ class Staging:
             view = self._views[key] = whole[start:stop]
         return view
 
+    def turn(self) -> None:
+        """Go on with other host arrays, what they hold being two steps old; waits only where the device is that far behind."""
+        if self._is_copied:
+            self._turns.rotate()
+            self._turns[0].uploaded.synchronize()
+            self.host = self._turns[0].arrays
+
     def upload(self) -> None:
         """Make the device see what the host arrays hold: at most one copy, and no wait for it."""
-        if self._device_memory is not self._host_memory:
-            self._device_memory.copy_(self._host_memory, non_blocking=True)
+        if self._is_copied:
+            self._device_memory.copy_(self._turns[0].memory, non_blocking=True)
+            self._turns[0].uploaded.record(torch.accelerator.current_stream(self._device_memory.device))

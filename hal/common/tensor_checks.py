@@ -40,18 +40,30 @@ class Expected:
             return
         if not layer.sink:
             raise BatchError(f"layer {self.layer_id} has no attention sinks; sink must be None")
-        if tuple(sink.shape) != (heads,) or not sink.dtype.is_floating_point:
-            raise LayoutError(f"layer {self.layer_id}: sink is {sink.dtype} {list(sink.shape)}; expected float [{heads}]")
+        self._check({"sink": (sink, (heads,))}, None, ())
 
     def check_out(self, out: torch.Tensor | None, shape: tuple[int, ...]) -> None:
         """Nothing, or LayoutError for a given out of another shape, type or device."""
-        if out is not None:
-            self._check({"out": (out, shape)}, self.dtype)
+        if out is None:
+            return
+        self._check({"out": (out, shape)}, self.dtype)
+        if any(size > 1 and not stride for size, stride in zip(out.shape, out.stride(), strict=True)):
+            raise LayoutError(
+                f"layer {self.layer_id}: out has strides {list(out.stride())}; expected every element in a place of its own"
+            )
 
-    def _check(self, tensors: dict[str, tuple[torch.Tensor, tuple[int, ...]]], dtype: torch.dtype | None) -> None:
+    def _check(
+        self,
+        tensors: dict[str, tuple[torch.Tensor, tuple[int, ...]]],
+        dtype: torch.dtype | None,
+        leading: tuple[int, ...] | None = None,
+    ) -> None:
         kind = self.device.type
+        leading = (self.tokens,) if leading is None else leading
         for name, (tensor, shape) in tensors.items():
-            wanted = (self.tokens, *shape)
+            wanted = (*leading, *shape)
+            if not isinstance(tensor, torch.Tensor):
+                raise LayoutError(f"layer {self.layer_id}: {name} is a {type(tensor).__name__}; expected a tensor {list(wanted)}")
             fits = tensor.dtype is dtype if dtype is not None else tensor.dtype.is_floating_point
             if fits and tensor.shape == wanted and tensor.device.type == kind:
                 continue

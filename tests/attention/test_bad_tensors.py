@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,7 +58,7 @@ def good(engine: Engine, layer_id: int) -> dict[str, Any]:
     return arguments
 
 
-def index_inputs(engine: Engine, **changes: torch.Tensor) -> hal.IndexInputs:
+def index_inputs(engine: Engine, **changes: torch.Tensor | None) -> hal.IndexInputs:
     parts = {
         "q": engine.random(TOKENS, INDEX_HEADS, INDEX_WIDTH),
         "k": engine.random(TOKENS, INDEX_WIDTH),
@@ -86,6 +87,12 @@ CASES: dict[str, tuple[int, Make, list[str]]] = {
     "no_sink": (2, lambda _: {"sink": None}, ["layer 2", "sink"]),
     "sink_heads": (2, lambda _: {"sink": torch.zeros(3)}, ["sink", "[3]", "[4]"]),
     "unwanted_sink": (0, lambda _: {"sink": torch.zeros(4)}, ["layer 0", "sink"]),
+    "no_q": (0, lambda _: {"q": None}, ["q is a NoneType", "[3, 4, 8]"]),
+    "numpy_k": (0, lambda _: {"k": np.zeros((TOKENS, 2, 8), np.float32)}, ["k is a ndarray", "[3, 2, 8]"]),
+    "sink_device": (2, lambda _: {"sink": torch.zeros(4, device="meta")}, ["sink", "meta", "cpu"]),
+    "sink_dtype": (2, lambda _: {"sink": torch.zeros(4, dtype=torch.int32)}, ["sink", "int32", "floating"]),
+    "numpy_sink": (2, lambda _: {"sink": np.zeros(4)}, ["sink is a ndarray", "[4]"]),
+    "out_in_one_place": (0, lambda _: {"out": torch.empty(1, 4, 6).expand(TOKENS, 4, 6)}, ["out", "[0, 6, 1]"]),
     "out_shape": (0, lambda _: {"out": torch.empty(TOKENS, 4, 8)}, ["[3, 4, 8]", "[3, 4, 6]"]),
     "out_dtype": (0, lambda _: {"out": torch.empty(TOKENS, 4, 6, dtype=torch.float64)}, ["float64", "float32"]),
     "q_dtype": (0, lambda _: {"q": torch.zeros(TOKENS, 4, 8, dtype=torch.int64)}, ["q", "int64", "float32"]),
@@ -109,6 +116,10 @@ CASES: dict[str, tuple[int, Make, list[str]]] = {
         lambda e: {"index": index_inputs(e, weights=e.random(TOKENS, 3))},
         ["index.weights", "[3, 3]", "[3, 2]"],
     ),
+    "index_in_a_tuple": (4, lambda e: {"index": tuple(index_inputs(e))}, ["index is a tuple", "IndexInputs"]),
+    "index_without_keys": (4, lambda e: {"index": index_inputs(e, k=None)}, ["index.k is a NoneType", "[3, 4]"]),
+    "index_device": (4, lambda e: {"index": index_inputs(e, weights=torch.zeros(TOKENS, 2, device="meta"))}, ["meta", "cpu"]),
+    "choice_in_lists": (4, lambda _: {"topk": [[0] * 5] * TOKENS}, ["topk is a list", "[3, 5]"]),
     "choice_width": (4, lambda _: {"topk": torch.zeros(TOKENS, 6, dtype=torch.int32)}, ["topk", "[3, 6]", "[3, 5]"]),
     "choice_dtype": (4, lambda _: {"topk": torch.zeros(TOKENS, 5)}, ["topk", "float32", "int32"]),
     "sparse_out": (4, lambda _: {"out": torch.empty(TOKENS, 3, 4)}, ["[3, 3, 4]", "[3, 3, 5]"]),
@@ -127,6 +138,46 @@ def test_what_does_not_fit_is_refused_before_any_write(engine: Engine, name: str
         call(engine, layer_id, metadata, good(engine, layer_id) | make(engine))
     assert [word for word in words if word not in str(error.value)] == []
     assert unchanged(engine.attention, before)
+
+
+@pytest.mark.parametrize("given", [None, hal.Batch([3], [3], [[0]])], ids=["none", "a_batch"])
+def test_metadata_is_what_build_returned(engine: Engine, given: Any) -> None:
+    with pytest.raises(hal.BatchError, match=rf"{type(given).__name__}.*build\(\)"):
+        call(engine, 0, given, good(engine, 0))
+
+
+WEIGHTS: dict[str, tuple[Any, list[str]]] = {
+    "shape": (torch.zeros(3, 5, 12), ["w_uk", "[3, 5, 12]", "[3, 6, 12]"]),
+    "whole_numbers": (torch.zeros(3, 6, 12, dtype=torch.int64), ["w_uk", "int64", "floating"]),
+    "elsewhere": (torch.zeros(3, 6, 12, device="meta"), ["w_uk", "meta", "cpu"]),
+    "nothing": (None, ["w_uk is a NoneType", "[3, 6, 12]"]),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_up_projections_that_do_not_fit(engine: Engine, name: str) -> None:
+    given, words = WEIGHTS[name]
+    with pytest.raises(hal.LayoutError) as error:
+        engine.attention.bind_weights(3, given, torch.zeros(3, 5, 12))
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+CACHES: dict[str, tuple[Callable[[dict[Any, torch.Tensor]], Any], str]] = {
+    "a_list": (lambda caches: list(caches.values()), "caches is a list"),
+    "nothing": (lambda _: None, "caches is a NoneType"),
+    "numpy": (lambda caches: caches | {0: caches[0].numpy()}, "the cache of 0 is a ndarray"),
+    "no_tensor": (lambda caches: caches | {0: None}, "the cache of 0 is a NoneType"),
+    "no_pages": (lambda caches: caches | {0: torch.tensor(1.0)}, "the cache of 0 is a Tensor"),
+    "too_many": (lambda caches: caches | {0: (caches[0], None, None)}, "the cache of 0 is a tuple"),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_what_is_no_cache_is_not_bound(engine: Engine, name: str) -> None:
+    make, words = CACHES[name]
+    caches = {spec.key: spec.allocate(4) for spec in engine.plan.cache_specs()}
+    with pytest.raises(hal.LayoutError, match=words):
+        engine.plan.bind(make(caches))
 
 
 @pytest.mark.parametrize("layer_id", range(len(LAYERS)))

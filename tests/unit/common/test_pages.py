@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -55,10 +57,10 @@ class TestMistakes:
         assert pool.num_free == 7
         pool.free([other])
 
-    @pytest.mark.parametrize("page", [-1, 8, 10**9])
-    def test_a_page_of_another_pool(self, call: str, page: int, pool: PagePool) -> None:
+    @pytest.mark.parametrize("page", [-1, 8, 10**9, True, 1.0, "1", None])
+    def test_a_page_of_another_pool(self, call: str, page: Any, pool: PagePool) -> None:
         (own,) = pool.allocate(1)
-        with pytest.raises(ValueError, match=f"page {page} .*0 to 7"):
+        with pytest.raises(ValueError, match=f"page {page!r} .*0 to 7"):
             getattr(pool, call)([own, page])
         assert pool.num_free == 7
 
@@ -77,9 +79,9 @@ def test_a_page_can_gain_two_holders_in_one_call(pool: PagePool) -> None:
     assert pool.num_free == 8
 
 
-@pytest.mark.parametrize("count", [-1, -8])
-def test_a_negative_count_is_refused(count: int, pool: PagePool) -> None:
-    with pytest.raises(ValueError, match=str(count)):
+@pytest.mark.parametrize("count", [-1, -8, True, 1.5, "1", None])
+def test_a_count_that_is_none_is_refused(count: Any, pool: PagePool) -> None:
+    with pytest.raises(ValueError, match=f"{count!r} pages"):
         pool.allocate(count)
 
 

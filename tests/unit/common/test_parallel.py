@@ -18,6 +18,8 @@ import hal
         ({"tp": 2, "tp_rank": 2}, ["tp_rank is 2", "0 to 1"]),
         ({"dcp": 4, "dcp_rank": -1}, ["dcp_rank is -1", "0 to 3"]),
         ({"tp_rank": 1}, ["tp_rank is 1"]),
+        ({"tp": 2, "tp_rank": True}, ["tp_rank is True", "0 to 1"]),
+        ({"dcp": 2, "dcp_rank": 0.5}, ["dcp_rank is 0.5", "0 to 1"]),
     ],
     ids=str,
 )

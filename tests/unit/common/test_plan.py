@@ -158,3 +158,11 @@ class TestElsewhere:
                 hal.plan(model(gqa_layer()), "cuda:sm_90", limits=LIMITS, **wish)
         assert capabilities().graphs == "never"
         assert hal.select(ask()).backend == "cuda:a"
+
+
+def test_a_misspelt_variable_is_warned_about_once_for_all_layers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HAL_BACKNED", "cpu")
+    planned(MIXED)
+    assert [record.message.count("HAL_BACKEND?") for record in caplog.records] == [1]
