@@ -19,6 +19,7 @@ from .dcp_attend import attend_shards
 from .dcp_group import DCPGroup
 from .device_batch import DeviceBatch
 from .errors import BackendError, BatchError, InputError, LayoutError, NotBuiltError
+from .gradients import without_gradients
 from .index_keys import check_index, compress, write_index_keys
 from .kernels import IndexInputs, KVCache
 from .metadata import MetadataBuilder
@@ -155,7 +156,7 @@ class Attention:
         """Launches since warm_up() whose key its list did not have; HAL_STRICT_WARMUP=1 raises BackendError instead."""
         return self._warmup.misses
 
-    @torch.no_grad()
+    @without_gradients
     def bind_weights(self, layer_id: int, w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
         """Hand over an MLA layer's up-projections, once: w_uk [heads, nope, lora], w_uv [heads, v, lora], this rank's heads.
 
@@ -186,7 +187,7 @@ class Attention:
         self.caches[layer_id] = replace(cache, scale=scale.to(cache.storage.device))
         self._paged.clear()
 
-    @torch.no_grad()
+    @without_gradients
     def attend(
         self,
         layer_id: int,
@@ -218,7 +219,7 @@ class Attention:
             attend_shards(state.layer, state.kernels, state.cache, state.group, q, metadata, sink, out, self._ranks)
         return out
 
-    @torch.no_grad()
+    @without_gradients
     def attend_mla(
         self,
         layer_id: int,
@@ -281,7 +282,7 @@ class Attention:
         )
         return out
 
-    @torch.no_grad()
+    @without_gradients
     def attend_compressed(
         self,
         layer_id: int,

@@ -169,10 +169,11 @@ def _as_int(name: str, value: object) -> int:
 
 
 def _as_ints(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    # One pass in C for what engines mostly give; a step has hundreds of them.
-    if set(map(type, values)) <= {int}:
-        return tuple(values)
-    return tuple(_as_int(name, value) for value in values)
+    # Of hundreds in a step, one that is not whole makes their sum so.
+    if not isinstance(sum(values), (int, np.integer)):
+        value = next(value for value in values if not isinstance(value, (int, np.integer)))
+        raise BatchError(f"{name} holds {value!r}; expected whole numbers that the host knows")
+    return tuple(values)
 
 
 def _check(name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:

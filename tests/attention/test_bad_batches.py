@@ -88,7 +88,7 @@ NO_BATCHES: dict[str, tuple[Any, list[str]]] = {
     "a_flag_as_length": (lambda: on_device(max_query_len=True), ["max_query_len is True"]),
     "a_word_as_length": (lambda: on_device(max_seq_len="9"), ["max_seq_len is '9'"]),
     "half_a_decode": (lambda: on_device(num_decodes=1.5), ["num_decodes is 1.5"]),
-    "half_lengths": (lambda: on_device(query_lens=[0.5, 1]), ["query_lens is 0.5"]),
+    "half_lengths": (lambda: on_device(query_lens=[0.5, 1]), ["query_lens holds 0.5"]),
 }
 
 
