@@ -78,7 +78,7 @@ def run_hal(case: str, context: int, prefill: int, chunk: int) -> dict[str, floa
         for piece, size, end in zip(ids.split(sizes), sizes, ends, strict=True):
             serving.forward(piece, hal.Batch([size], [end], table), rows=[size - 1])
 
-    seconds = best_time(step, rounds=10 if case == "decode" else 2)
+    seconds = best_time(step, rounds=40 if case == "decode" else 2)
     return {"seconds": seconds, "peak_bytes": peak_memory_bytes(), "weight_bytes": weights, "sgemm": measure_rates().sgemm_gflops}
 
 
@@ -100,7 +100,7 @@ def _time_decode(model: PreTrainedModel, context: int) -> float:
     cache.update(torch.randn(1, 1, context - 1, 512), torch.randn(1, 1, context - 1, 64), 0)
     cache.update_indexer(torch.randn(1, context - 1, 128), 0)
     ids = torch.randint(0, 128, (1, 1))
-    return time_once(lambda: model(ids, past_key_values=cache, use_cache=True))
+    return best_time(lambda: model(ids, past_key_values=cache, use_cache=True), rounds=2)
 
 
 SIDES: dict[str, Callable[[str, int, int, int], dict[str, float]]] = {"hal": run_hal, "transformers": run_transformers}
