@@ -15,8 +15,8 @@ from .batch import Batch
 from .cache import CacheKey
 from .compressed import CompressedCall, CompressedRows, attend_compressed, check_compressed
 from .compressor import Compressor
-from .dcp_attend import attend_shards
-from .dcp_group import DCPGroup
+from .dcp.attend import attend_shards
+from .dcp.group import DCPGroup
 from .device_batch import DeviceBatch
 from .errors import BackendError, BatchError, InputError, LayoutError, NotBuiltError
 from .gradients import without_gradients

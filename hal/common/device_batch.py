@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .block_ids import TableRules
+from .building.block_ids import TableRules
 from .errors import BatchError
 from .limits import Limits
 

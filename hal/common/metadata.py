@@ -10,22 +10,22 @@ import numpy as np
 import torch
 
 from .batch import Batch
-from .block_ids import make_rules
-from .chunks import Scoring, plan_scores
-from .dcp_bounds import ShardBounds
+from .building.block_ids import make_rules
+from .building.chunks import Scoring, plan_scores
+from .building.device_findings import find_mistake, find_shared_write, find_wrong_hint
+from .building.fill import HostStep, arrange, fill_from_host, see_device_batch, step_regions
+from .building.fill_device import fill_from_device
+from .building.fill_rows import fill_rows, row_regions, row_rules
+from .building.mla_runs import plan_runs
+from .building.staging import ALIGNMENT, Staging
+from .building.validation import check_batch
+from .dcp.bounds import ShardBounds
 from .device_batch import DeviceBatch, check_device_batch
-from .device_findings import find_mistake, find_shared_write, find_wrong_hint
 from .environment import read_variable
 from .errors import BatchError, InputError
-from .fill import HostStep, arrange, fill_from_host, see_device_batch, step_regions
-from .fill_device import fill_from_device
-from .fill_rows import fill_rows, row_regions, row_rules
 from .kernels import IndexerChunk, PagedBatch
-from .mla_runs import plan_runs
 from .pages import PagePool
-from .staging import ALIGNMENT, Staging
 from .step import GroupStep, MLAKind, MLARun, Phase, StepMetadata, mla_kind, scoring
-from .validation import check_batch
 from .workspace import context_rows
 
 if TYPE_CHECKING:

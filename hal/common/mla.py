@@ -9,10 +9,10 @@ import torch
 
 from hal.config import LayerShape
 
-from .dcp_group import DCPGroup
-from .device_findings import drop_missing_rows
+from .building.device_findings import drop_missing_rows
+from .dcp.group import DCPGroup
+from .dcp.key_rules import key_rule
 from .kernels import KVCache, PagedBatch, Segment
-from .key_rules import key_rule
 from .parallel import Parallel
 from .step import ContextChunk, MLARun, Phase, StepMetadata, mla_kind
 from .topk import TopkState

@@ -9,7 +9,7 @@ import torch
 
 from .attention import Attention, find_torch_device, open_backends
 from .cache import CacheKey
-from .dcp_group import join_group
+from .dcp.group import join_group
 from .errors import CapacityError, InputError, LayoutError
 from .kernels import KVCache
 from .limits import check_positive_int

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .block_ids import TableRule, first_column, make_rules
+from .building.block_ids import TableRule, first_column, make_rules
 from .errors import InputError
 
 if TYPE_CHECKING:

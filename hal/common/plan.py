@@ -13,7 +13,7 @@ from hal.config.dtypes import model_dtype_name
 from .cache import CacheKey
 from .cache_parts import PARTS, CachePart, check_entry_sources, list_parts
 from .capacity import count_blocks, count_tokens
-from .dcp_buffers import rank_buffers
+from .dcp.buffers import rank_buffers
 from .device import Device, detect
 from .environment import warn_of_mistakes
 from .layouts import Layout, block_table_width

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from hal.config import LayerShape, MLAShape
 
-from .chunks import ContextPiece, Scoring
+from .building.chunks import ContextPiece, Scoring
 from .cost import MLAForm
+from .dcp.key_rules import KeyRule
 from .kernels import IndexerChunk, PagedBatch
-from .key_rules import KeyRule
 
 if TYPE_CHECKING:
     import torch

@@ -101,7 +101,7 @@ def test_keys_that_are_pooled_already() -> None:
 
 @pytest.mark.parametrize("form", ["absorbed", "decompressed"])
 def test_both_forms(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hal.common.mla_runs.choose_form", lambda *_: form)
+    monkeypatch.setattr("hal.common.building.mla_runs.choose_form", lambda *_: form)
     engine, weights = make_engine()
     for step in STEPS:
         run_step(engine, weights, step)

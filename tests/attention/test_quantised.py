@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common import mla_runs
+from hal.common.building import mla_runs
 from hal.config import ModelShape
 
 from . import compressed_run, gqa_run, mla_run

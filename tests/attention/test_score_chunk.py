@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.chunks import plan_scores
+from hal.common.building.chunks import plan_scores
 from hal.common.layouts import index_layout
 from hal.common.score import score_chunk
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.dcp_group import DCPGroup
-from hal.common.dcp_topk import find_candidates, merge_candidates
+from hal.common.dcp.group import DCPGroup
+from hal.common.dcp.topk import find_candidates, merge_candidates
 from hal.common.parallel import local_length, owner
 from tests.attention.histories import BOUNDED
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import hal
-from hal.common import mla_runs
+from hal.common.building import mla_runs
 from hal.common.errors import InputError
 from hal.config import LayerShape
 from tests.attention import gqa_run, mla_run

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from hal.common.limits import Limits
+from hal.common.parallel import Parallel
+from hal.common.workspace import Buffer
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import item_size
 
 from .key_rules import list_rules
-from .limits import Limits
-from .parallel import Parallel
-from .workspace import Buffer
 
 
 def rank_buffers(shape: ModelShape, limits: Limits, parallel: Parallel, dtype: str) -> tuple[Buffer, ...]:

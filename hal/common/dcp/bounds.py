@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .kernels import IndexerChunk, PagedBatch
+from hal.common.kernels import IndexerChunk, PagedBatch
+from hal.common.parallel import local_length, longest_share
+
 from .key_rules import KeyRule, list_rules
-from .parallel import local_length, longest_share
 
 if TYPE_CHECKING:
-    from .plan import Plan
-    from .step import Phase, StepMetadata
+    from hal.common.plan import Plan
+    from hal.common.step import Phase, StepMetadata
 
 
 def global_range(rule: KeyRule, bounds: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from hal.common.device_batch import DeviceBatch
+from hal.common.parallel import Parallel, local_position, owner
+
 from .block_ids import TableRules
-from .device_batch import DeviceBatch
 from .device_findings import drop_ids, drop_requests
-from .parallel import Parallel, local_position, owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from .dcp_group import DCPGroup
-from .kernels import IndexerChunk, KVCache, PagedBatch
-from .parallel import Parallel, global_position
+from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
+from hal.common.parallel import Parallel, global_position
+
+from .group import DCPGroup
 
 ScoreInputs = tuple[torch.Tensor, torch.Tensor, KVCache, PagedBatch, IndexerChunk]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from hal.common.kernels import KVCache
+from hal.common.step import StepMetadata
 from hal.config import LayerShape
 
-from .dcp_group import DCPGroup
-from .kernels import KVCache
+from .group import DCPGroup
 from .key_rules import key_rule
-from .step import StepMetadata
 
 
 def attend_shards(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from hal.common.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
+from hal.common.cost import MLAForm, count_mla
+from hal.common.step import ContextChunk, MLAKind, MLARun
+
 from .chunks import plan_context
-from .cost import MLAForm, count_mla
-from .step import ContextChunk, MLAKind, MLARun
 
 if TYPE_CHECKING:
     import torch

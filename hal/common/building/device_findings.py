@@ -11,7 +11,8 @@ import torch
 from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, first_columns, holds_strangers
 
 if TYPE_CHECKING:
-    from .device_batch import DeviceBatch
+    from hal.common.device_batch import DeviceBatch
+
     from .fill import HostStep
 
 Ints = npt.NDArray[Any]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .errors import InputError
-from .kernels import IndexerChunk
+from hal.common.errors import InputError
+from hal.common.kernels import IndexerChunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

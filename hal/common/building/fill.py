@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .batch import Batch
+from hal.common.batch import Batch
+from hal.common.device_batch import DeviceBatch
+from hal.common.parallel import Parallel, local_position, owner
+
 from .block_ids import TableRules, first_columns, forget_blocks
-from .device_batch import DeviceBatch
-from .parallel import Parallel, local_position, owner
 
 if TYPE_CHECKING:
     import torch

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BatchError
-from .pages import PagePool
+from hal.common.errors import BatchError
+from hal.common.pages import PagePool
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from hal.common.plan import Plan
 
 Ints = npt.NDArray[Any]
 

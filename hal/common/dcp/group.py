@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
-from .errors import BackendError, InputError
-from .parallel import Parallel
+from hal.common.errors import BackendError, InputError
+from hal.common.parallel import Parallel
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from hal.common.plan import Plan
 
 States = tuple[torch.Tensor, torch.Tensor]
 

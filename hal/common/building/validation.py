@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .batch import Batch
+from hal.common.batch import Batch
+from hal.common.errors import BatchError
+from hal.common.limits import Limits
+
 from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, first_columns, holds_strangers
-from .errors import BatchError
-from .limits import Limits
 
 
 def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: bool = True) -> None:
