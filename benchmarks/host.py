@@ -50,7 +50,7 @@ def time_builder() -> None:
         "64 decodes + 4 prefills of 1024 over 4096": hal.Batch([1] * 64 + [1024] * 4, [*lengths[:64], *[5120] * 4], tables[:68]),
         "one decode": hal.Batch([1], [5000], tables[:1]),
     }
-    device = [torch.arange(257, dtype=torch.int32), torch.from_numpy(lengths.astype(np.int32)), torch.from_numpy(tables)]
+    device = [torch.arange(257, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), torch.tensor(tables)]
     sizes = {"num_tokens": 256, "max_query_len": 1, "max_seq_len": int(lengths.max())}
     cases["256 decodes from device tensors"] = hal.Batch.from_device(*device, **sizes)
     slots = attention.build(cases["256 decodes, tables 512 wide"]).slot_mapping.clone()
