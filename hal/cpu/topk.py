@@ -18,8 +18,10 @@ def select_topk(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int)
     if not num_tokens or not count:
         return chosen
     lengths = lengths.long().clamp(min=0, max=num_keys)
-    outside = torch.arange(num_keys)[None, :] >= lengths[:, None]
-    ranked = scores.masked_fill(outside | scores.isnan(), float("-inf"))
+    unwanted = scores.isnan()
+    if int(lengths.min()) < num_keys:
+        unwanted |= torch.arange(num_keys)[None, :] >= lengths[:, None]
+    ranked = scores.masked_fill(unwanted, float("-inf"))
     ids = _best_ids(ranked, lengths, count)
     # A key that scored -inf inside its length is still a key; one past the length is not.
     slots = torch.arange(count)[None, :]
