@@ -112,6 +112,9 @@ def explain(
         ),
     ] = None,
     tp: Annotated[int, typer.Option(metavar="N", help="Tensor-parallel ranks; sizes are one rank's.")] = 1,
+    dcp: Annotated[
+        int, typer.Option(metavar="N", help="Decode-context ranks, which share tokens; lengths are what they hold together.")
+    ] = 1,
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float16, bfloat16, float32, or auto for the config's.")] = "auto",
     kv_layout: Annotated[str, typer.Option(metavar="LAYOUT", help="A cache layout by name, or auto.")] = "auto",
     block_size: Annotated[int | None, typer.Option(metavar="N", help="Tokens per page. Default: the backend's.")] = None,
@@ -139,6 +142,7 @@ def explain(
         config=config,
         targets=tuple(device or ()),
         tp=tp,
+        dcp=dcp,
         dtype=dtype,
         kv_layout=kv_layout,
         block_size=block_size,

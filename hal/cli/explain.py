@@ -36,6 +36,7 @@ class Question:
     config: Path
     targets: tuple[str, ...] = ()
     tp: int = 1
+    dcp: int = 1
     dtype: str = "auto"
     kv_layout: str = "auto"
     block_size: int | None = None
@@ -139,7 +140,7 @@ def explain(question: Question) -> Explanation:
         kv_layout=question.kv_layout,
         backend=question.backend,
         limits=_limits(question, shape),
-        parallel=checked(Parallel, question.tp),
+        parallel=checked(lambda dcp: Parallel(tp=question.tp, dcp=dcp), question.dcp),
         software=read_software(question.software),
         devices=(),
     )
@@ -184,7 +185,8 @@ def _explain_device(terms: Explanation, device: Device, memory_gb: float | None)
 
 
 def _measure_capacity(terms: Explanation, memory: int, made: Plan | None) -> Capacity:
-    room = max(0, memory - (made.workspace_bytes if made is not None else 0))
+    # Ranks that share tokens hold a request together.
+    room = max(0, memory - (made.workspace_bytes if made is not None else 0)) * terms.parallel.dcp
     one, each = (
         terms.shape.max_tokens(room, terms.kv_layout, terms.dtype, terms.parallel.tp, num_seqs)
         for num_seqs in (1, terms.limits.max_num_seqs)

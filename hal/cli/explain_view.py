@@ -46,7 +46,8 @@ def _show_model(answer: Explanation, console: Console) -> None:
     _print(console, table)
     for warning in shape.warnings:
         _print(console, Text(f"warning: {warning}", style="yellow"))
-    ranks = f", one of {answer.parallel.tp} tensor-parallel ranks" if answer.parallel.tp > 1 else ""
+    kinds = (("tensor-parallel", answer.parallel.tp), ("decode-context", answer.parallel.dcp))
+    ranks = "".join(f", one of {count} {kind} ranks" for kind, count in kinds if count > 1)
     terms = (
         f"asked for: {answer.dtype}, up to {limits.max_num_seqs} requests of {limits.max_model_len:,} tokens, "
         f"{limits.max_num_batched_tokens:,} new tokens per step{ranks}"

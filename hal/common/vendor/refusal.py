@@ -111,10 +111,10 @@ def _head_reasons(kernel: KernelFacts, request: Request) -> Iterator[Reason]:
         if kernel.most_heads is not None and heads > kernel.most_heads:
             yield Reason("heads", f"{heads} query heads per rank", f"at most {kernel.most_heads}")
         return
-    # A DCP group gathers the query heads of its ranks before the call.
-    limit = kernel.max_gathered_heads or kernel.most_heads
-    if limit is not None and heads * ranks > limit:
-        yield Reason("heads", f"{heads * ranks} query heads gathered from {ranks} ranks", f"at most {limit}")
+    # A DCP group gathers the query heads of its ranks before the call; together they have no more than the layer.
+    limit, gathered = kernel.max_gathered_heads or kernel.most_heads, min(heads * ranks, request.layer.num_heads)
+    if limit is not None and gathered > limit:
+        yield Reason("heads", f"{gathered} query heads gathered from {ranks} ranks", f"at most {limit}")
 
 
 def _width_reasons(kernel: KernelFacts, call: str, request: Request) -> Iterator[Reason]:

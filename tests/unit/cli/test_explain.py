@@ -103,6 +103,14 @@ def test_latent_is_replicated_over_ranks(capsys: pytest.CaptureFixture[str]) -> 
     assert device["kv_bytes_per_token"] == LATENT_BYTES
 
 
+def test_ranks_that_share_tokens_hold_a_request_together(capsys: pytest.CaptureFixture[str]) -> None:
+    (device,) = run_json(capsys, "--device", "cpu", "--memory", "40", "--dcp", "4")["devices"]
+    assert device["kv_bytes_per_token"] == LATENT_BYTES
+    room, page = 40 * 10**9 - device["workspace_bytes"], device["layers"][0]["block_size"]
+    assert device["capacity"]["one_request"] == 4 * room // (LATENT_BYTES + INDEX_BYTES)
+    assert device["capacity"]["pool_tokens"] == room // ((LATENT_BYTES + INDEX_BYTES) * page) * page * 4
+
+
 def test_tp_that_divides_nothing_is_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     (device,) = run_json(capsys, "--device", "cpu", "--tp", "3")["devices"]
     assert [reason["code"] for reason in device["layers"][0]["rejected"]["cpu"]] == ["heads"]

@@ -58,7 +58,7 @@ def test_served(backend: str, layer: LayerShape, arch: str, options: dict) -> No
         (FA, SPARSE, "sm_100", {"dtype": "float16"}, "dtype float16 is not one of bfloat16"),
         (FA, replace(SPARSE, num_heads=256), "sm_100", {}, "256 query heads per rank, it takes at most 128"),
         (FA, SPARSE, "sm_90", {"parallel": hal.Parallel(dcp=2)}, "its calls honour no key ranges"),
-        (FA, SPARSE, "sm_100", {"parallel": hal.Parallel(dcp=2)}, "256 query heads gathered from 2 ranks, it takes at most 64"),
+        (FA, SPARSE, "sm_100", {"parallel": hal.Parallel(dcp=2)}, "128 query heads gathered from 2 ranks, it takes at most 64"),
         (FA, replace(SPARSE, mla=replace(WIDTHS, kv_lora_rank=256)), "sm_100", {}, "a latent of 256 is not 512"),
         (FA, replace(SPARSE, mla=replace(WIDTHS, qk_rope_head_dim=0)), "sm_100", {}, "a rotary part of 0 is not 64"),
         (FA, replace(SPARSE, mla=replace(WIDTHS, kv_lora_rank=128)), "sm_90", {}, "a latent of 128 is not 256 to 512"),
