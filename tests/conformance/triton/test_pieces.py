@@ -63,9 +63,9 @@ def test_the_small_sizes_reach_both_forms(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Launcher, "run", note)
     backend = make_backend(FORMS["pieces"], programs=100)
-    for case in CASES:
-        if case.id in ("sparse_mla-float32-page16-mixed-width24", "paged_attention-latent-float32-page16-mixed"):
-            case.check(backend)
+    cases = {case.id: case for case in CASES}
+    for name in ("sparse_mla-latent-float32-page16-mixed-width24", "paged_attention-latent-float32-page16-mixed"):
+        cases[name].check(backend)
     for kernel in ("sparse:attend_rows", "attend:attend_keys"):
         mine = [launch for launch in launches if launch.kernel == kernel]
         assert max(launch.constants["NUM_C"] for launch in mine) > 1
