@@ -81,8 +81,13 @@ def first_column(first_position: int, window: int | None, tokens_per_page: int) 
 
 def holds_strangers(table: Ints, columns: int, num_blocks: int) -> bool:
     """Whether any id in the first columns of a table int32 [requests, columns] is none of num_blocks pages: a quick look."""
-    # Seen as unsigned, a negative id is larger than any page.
-    return columns > 0 and table.shape[0] > 0 and int(table[:, :columns].view(np.uint32).max()) >= num_blocks
+    if columns <= 0 or not table.shape[0]:
+        return False
+    # Seen as unsigned, a negative id is larger than any page. The whole table lies end to end, which reads faster than a part.
+    ids = table.view(np.uint32)
+    if int(np.maximum.reduce(ids, axis=None)) < num_blocks:
+        return False
+    return int(np.maximum.reduce(ids[:, :columns], axis=None)) >= num_blocks
 
 
 def find_wrong_block(table: Ints, first: Ints, stop: Ints, num_blocks: int) -> tuple[int, int] | None:

@@ -26,9 +26,9 @@ def find_mistake(batch: DeviceBatch, step: HostStep, rules: TableRules, decode_t
     query_lens, lens = step.query_lens, step.seq_lens
     if not len(lens):
         return None
-    most = int(query_lens.max())
+    most = int(np.maximum.reduce(query_lens))
     # With one new token for each request in all, and no more for any, none has fewer.
-    least = most if step.is_single and most == 1 else int(query_lens.min())
+    least = most if step.is_single and most == 1 else int(np.minimum.reduce(query_lens))
     if step.starts[0] != 0 or least < 0 or step.num_tokens > batch.num_tokens:
         return f"query_start_loc is {step.starts.tolist()}; expected 0 first, no step back, and at most {batch.num_tokens} last"
     decodes = step.num_decodes
@@ -37,8 +37,8 @@ def find_mistake(batch: DeviceBatch, step: HostStep, rules: TableRules, decode_t
             f"query_start_loc[{decodes}] is {step.starts[decodes]}; the {decodes} decodes that come first have {decode_tokens} "
             "new tokens by num_decodes and query_lens"
         )
-    contexts, longest = lens - query_lens, int(lens.max())
-    if int(contexts.min()) < 0 or longest > batch.max_seq_len or most > batch.max_query_len:
+    contexts, longest = lens - query_lens, int(np.maximum.reduce(lens))
+    if int(np.minimum.reduce(contexts)) < 0 or longest > batch.max_seq_len or most > batch.max_query_len:
         return _describe_wrong_length(batch, query_lens, lens)
     return _find_wrong_id(step, rules, contexts, longest) or _find_wrong_slot(step, rules)
 
