@@ -94,18 +94,21 @@ class Attention:
         self._topk = TopkState(plan, device, ranks)
         self._compressed_rows = CompressedRows()
         self._warmup = WarmupMonitor(plan, opened)
-        self._workspaces = [(backend, _make_workspaces(backend, plan, device)) for backend in opened.values()]
+        self._workspaces = [
+            (backend, _make_workspaces(backend, plan, device))
+            for backend in opened.values()
+            if type(backend).prepare_step is not Backend.prepare_step
+        ]
 
     def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
         """The metadata of a step, in persistent buffers that the next build() overwrites; BatchError before any is."""
-        metadata = self._builder.build(batch)
-        for backend, buffers in self._workspaces:
-            backend.prepare_step(metadata, buffers)
-        return metadata
+        return self._prepare(self._builder.build(batch))
 
     def build_for_capture(self, num_reqs: int, num_tokens: int) -> StepMetadata:
         """The metadata of a made-up step of this size, whose tokens are written nowhere."""
-        metadata = self._builder.build_for_capture(num_reqs, num_tokens)
+        return self._prepare(self._builder.build_for_capture(num_reqs, num_tokens))
+
+    def _prepare(self, metadata: StepMetadata) -> StepMetadata:
         for backend, buffers in self._workspaces:
             backend.prepare_step(metadata, buffers)
         return metadata

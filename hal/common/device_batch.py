@@ -23,17 +23,13 @@ class DeviceBatch:
     seq_lens: torch.Tensor
     block_tables: tuple[torch.Tensor, ...]
     slot_mapping: tuple[torch.Tensor, ...] | None
+    num_reqs: int
     num_tokens: int
     max_query_len: int
     max_seq_len: int
     num_decodes: int | None
     query_lens: tuple[int, ...] | None
     seq_lens_upper: tuple[int, ...] | None
-
-    @property
-    def num_reqs(self) -> int:
-        """Requests in the step, padded ones included."""
-        return self.seq_lens.shape[0]
 
     def count_decodes(self, decode_len: int) -> int:
         """How many of the first requests are decodes, as far as the host knows."""
@@ -102,6 +98,7 @@ def make_device_batch(
         seq_lens=seq_lens,
         block_tables=tables,
         slot_mapping=slots,
+        num_reqs=requests,
         num_decodes=num_decodes,
         query_lens=queries,
         seq_lens_upper=longest,
@@ -135,27 +132,26 @@ def _check_host_lengths(
         )
 
 
-def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, device: torch.device) -> None:
+def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, device_type: str) -> None:
     """Nothing, or BatchError where what the host can see breaks a limit of the plan."""
-    for name, value, limit in (
-        ("requests", batch.num_reqs, limits.max_num_seqs),
-        ("new tokens", batch.num_tokens, limits.max_num_batched_tokens),
-        ("max_seq_len", batch.max_seq_len, limits.max_model_len),
-    ):
-        if value > limit:
-            raise BatchError(f"{value} {name} in a step, the plan allows {limit}")
-    if batch.max_query_len > batch.max_seq_len:
-        raise BatchError(f"max_query_len {batch.max_query_len} exceeds max_seq_len {batch.max_seq_len}, which includes it")
+    requests, tokens, longest = batch.num_reqs, batch.num_tokens, batch.max_seq_len
+    if requests > limits.max_num_seqs or tokens > limits.max_num_batched_tokens or longest > limits.max_model_len:
+        raise BatchError(
+            f"a step has {requests} requests, {tokens} new tokens and max_seq_len {longest}; the plan allows "
+            f"{limits.max_num_seqs}, {limits.max_num_batched_tokens} and {limits.max_model_len}"
+        )
+    if batch.max_query_len > longest:
+        raise BatchError(f"max_query_len {batch.max_query_len} exceeds max_seq_len {longest}, which includes it")
     rules.for_tables(len(batch.block_tables))
-    needed = -(-batch.max_seq_len // rules.tokens_per_page)
+    needed = -(-longest // rules.tokens_per_page)
     for table in batch.block_tables:
         if table.shape[1] < needed:
             raise BatchError(
-                f"the block table has {table.shape[1]} columns; max_seq_len {batch.max_seq_len} needs {needed} pages of "
+                f"the block table has {table.shape[1]} columns; max_seq_len {longest} needs {needed} pages of "
                 f"{rules.tokens_per_page} tokens"
             )
-    if batch.seq_lens.device.type != device.type:
-        raise BatchError(f"the batch lies on {batch.seq_lens.device}, the plan runs on {device}")
+    if batch.seq_lens.device.type != device_type:
+        raise BatchError(f"the batch lies on {batch.seq_lens.device}, the plan runs on {device_type}")
 
 
 def _as_tuple(tensors: Any) -> tuple[torch.Tensor, ...]:

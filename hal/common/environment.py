@@ -25,7 +25,9 @@ def read_variable(name: str, environ: Mapping[str, str] | None = None) -> str | 
     """The value of one of hal's variables, None where it is unset or empty."""
     if name not in VARIABLES:
         raise KeyError(f"{name} is not one of hal's variables: {', '.join(VARIABLES)}")
-    return (os.environ if environ is None else environ).get(name) or None
+    variables = os.environ if environ is None else environ
+    # Asked on every step: os.environ raises and catches an exception to say that a variable is unset.
+    return (variables[name] or None) if name in variables else None
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:

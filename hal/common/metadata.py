@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from .batch import Batch
+from .building.assemble import Assembler
 from .building.block_ids import make_rules
-from .building.chunks import Scoring, plan_scores
+from .building.chunks import Scoring, plan_scores, spread_scores
 from .building.device_findings import find_mistake, find_shared_write, find_wrong_hint
 from .building.fill import HostStep, arrange, fill_from_host, see_device_batch, step_regions
 from .building.fill_device import fill_from_device
-from .building.fill_rows import fill_rows, row_regions, row_rules
+from .building.fill_rows import RowRule, fill_rows, row_regions, row_rules
 from .building.mla_runs import plan_runs
 from .building.staging import ALIGNMENT, Staging
 from .building.validation import check_batch
@@ -23,9 +23,9 @@ from .dcp.bounds import ShardBounds
 from .device_batch import DeviceBatch, check_device_batch
 from .environment import read_variable
 from .errors import BatchError, InputError
-from .kernels import IndexerChunk, PagedBatch
+from .kernels import IndexerChunk
 from .pages import PagePool
-from .step import GroupStep, MLAKind, MLARun, Phase, StepMetadata, mla_kind, scoring
+from .step import MLAKind, MLARun, Phase, StepMetadata, mla_kind, scoring
 from .workspace import context_rows
 
 if TYPE_CHECKING:
@@ -48,16 +48,21 @@ class MetadataBuilder:
         # Other ranks' latents are not here, so over DCP ranks nothing is decompressed.
         self._kinds = _mla_kinds(plan) if self._shards is None else ()
         self._scorings = tuple(sorted({scoring(layer) for layer in plan.shape.layers if layer.indexer is not None}))
+        self._max_scores = plan.limits.max_logits_bytes // 4
         self._num_groups = max(1, len(plan.groups))
         self._row_rules = row_rules(plan)
+        self._has_row_rules = any(rule != RowRule() for rule in self._row_rules)
         self._cursor = 0
-        self._given_tables: tuple[torch.Tensor, ...] | None = None
         limits = plan.limits
         regions = step_regions(limits.max_num_seqs, limits.max_num_batched_tokens, plan.block_table_width, self._num_groups)
         regions |= row_regions(self._row_rules, limits.max_num_seqs, limits.max_num_batched_tokens)
         regions["runs"] = ((sum(self._run_numbers(kind) for kind in self._kinds),), "int32")
         self._staging = Staging(regions, torch_device)
-        self._is_on_host = torch.device(torch_device).type == "cpu"
+        self._assembler = Assembler(self._staging, self._row_rules, self._num_groups, self._shards)
+        self._device_type = torch.device(torch_device).type
+        self._is_on_host = self._device_type == "cpu"
+        # A table that is read in place is left as it is: no page behind a window can be made -1 there.
+        self._reads_in_place = self._is_on_host and all(rule.window is None for rule in self.rules.groups)
         self._lost_tokens = torch.zeros((), dtype=torch.int64, device=torch_device)
         self._lost_pages = torch.zeros((), dtype=torch.int64, device=torch_device)
 
@@ -73,7 +78,7 @@ class MetadataBuilder:
 
     def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
         """The metadata of a step; BatchError, with nothing written, for a batch that the plan or the caches do not allow."""
-        self._cursor, self._given_tables = 0, None
+        self._cursor, self._assembler.given_tables = 0, None
         if isinstance(batch, DeviceBatch):
             return self._build_from_device(batch)
         if not isinstance(batch, Batch):
@@ -89,7 +94,7 @@ class MetadataBuilder:
         pages = -(-int(query_lens.max()) // self.plan.tokens_per_page)
         tables = [np.zeros((num_reqs, pages), np.int32)] * (1 if self.rules.shared is not None else self._num_groups)
         made_up = Batch(query_lens, query_lens, tables)
-        self._cursor, self._given_tables = 0, None
+        self._cursor, self._assembler.given_tables = 0, None
         # A captured graph is replayed with longer requests: what is chosen by the longest must hold for any.
         metadata = self._build_from_host(made_up, self.plan.limits.max_model_len, is_written=False)
         # Its pages belong to running requests: the made-up tokens must not be written to them.
@@ -104,30 +109,21 @@ class MetadataBuilder:
         self._staging.turn()
         step = arrange(batch, 1 + plan.num_spec_tokens)
         fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel)
-        counts = (step.padded_reqs, step.padded_tokens)
-        fill_rows(self._row_rules, self._staging.host, plan.block_size, step.order is None, *counts)
+        padded = (step.padded_reqs, step.padded_tokens)
+        if self._has_row_rules:
+            fill_rows(self._row_rules, self._staging.host, plan.block_size, step.order is None, *padded)
         order, first = step.order, step.num_decodes
         queries, lengths = batch.query_lens, batch.seq_lens
         if order is not None:
             queries, lengths = queries[order], lengths[order]
         query_lens, seq_lens = queries.tolist(), lengths.tolist()
-        metadata = self._assemble(
-            sizes=(batch.num_reqs, batch.num_tokens, step.padded_reqs, step.padded_tokens),
-            longest=(max(query_lens, default=0), max(at_least, *seq_lens, 0)),
-            num_decodes=first,
-            is_ordered=order is None,
-            phases=(
-                self._host_phase("decode", query_lens, seq_lens, slice(0, first), 0, order is None, at_least),
-                self._host_phase(
-                    "prefill",
-                    query_lens,
-                    seq_lens,
-                    slice(first, batch.num_reqs),
-                    sum(query_lens[:first]),
-                    order is None,
-                    at_least,
-                ),
-            ),
+        num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
+        first_prefill = num_tokens if first == num_reqs else sum(query_lens[:first])
+        decode = self._host_phase("decode", query_lens[:first], seq_lens[:first], 0, 0, order is None, at_least)
+        prefill = self._host_phase("prefill", query_lens[first:], seq_lens[first:], first, first_prefill, order is None, at_least)
+        longest = (max(query_lens, default=0), max(at_least, max(seq_lens, default=0)))
+        metadata = self._assembler.assemble(
+            self, self.step_id, (num_reqs, num_tokens), padded, first, longest, order is None, decode, prefill
         )
         self._staging.upload()
         if self._shards is not None:
@@ -136,31 +132,26 @@ class MetadataBuilder:
 
     def _build_from_device(self, batch: DeviceBatch) -> StepMetadata:
         plan = self.plan
-        check_device_batch(batch, plan.limits, self.rules, self._lost_tokens.device)
-        first = batch.count_decodes(1 + plan.num_spec_tokens)
-        decode_tokens = batch.count_decode_tokens(first, 1 + plan.num_spec_tokens)
+        check_device_batch(batch, plan.limits, self.rules, self._device_type)
+        decode_len, num_reqs, num_tokens = 1 + plan.num_spec_tokens, batch.num_reqs, batch.num_tokens
+        first = batch.count_decodes(decode_len)
+        decode_tokens = batch.count_decode_tokens(first, decode_len)
         step = self._see_if_sound(batch, first, decode_tokens)
         if step is not None and self._can_read_in_place(batch):
-            self._given_tables = batch.block_tables
+            self._assembler.given_tables = batch.block_tables
         self.step_id += 1
         self._staging.turn()
-        metadata = self._assemble(
-            sizes=(batch.num_reqs, batch.num_tokens, batch.num_reqs, batch.num_tokens),
-            longest=(batch.max_query_len, batch.max_seq_len),
-            num_decodes=first,
-            is_ordered=True,
-            phases=(
-                self._device_phase("decode", batch, slice(0, first), slice(0, decode_tokens), step is not None),
-                self._device_phase(
-                    "prefill", batch, slice(first, batch.num_reqs), slice(decode_tokens, batch.num_tokens), step is not None
-                ),
-            ),
-        )
-        counts = (batch.num_reqs, batch.num_tokens)
+        is_sound = step is not None
+        decode = self._device_phase("decode", batch, slice(0, first), slice(0, decode_tokens), is_sound)
+        prefill = self._device_phase("prefill", batch, slice(first, num_reqs), slice(decode_tokens, num_tokens), is_sound)
+        counts = (num_reqs, num_tokens)
+        longest = (batch.max_query_len, batch.max_seq_len)
+        metadata = self._assembler.assemble(self, self.step_id, counts, counts, first, longest, True, decode, prefill)
         if step is not None and self._is_on_host:
-            has_tables = self._given_tables is not None
+            has_tables = self._assembler.given_tables is not None
             fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel, has_tables=has_tables)
-            fill_rows(self._row_rules, self._staging.host, plan.block_size, True, *counts)
+            if self._has_row_rules:
+                fill_rows(self._row_rules, self._staging.host, plan.block_size, True, *counts)
         else:
             self._staging.upload()
             # After the upload, which would overwrite what is computed on the device.
@@ -190,19 +181,13 @@ class MetadataBuilder:
 
         They must be laid out alike, since compiled launches tell layouts apart, and have no page to leave out behind a window.
         """
-        if not self._is_on_host or any(rule.window is not None for rule in self.rules.groups):
+        if not self._reads_in_place:
             return False
         width = self.plan.block_table_width
-        return all(
-            table.shape[1] == width and table.is_contiguous() and not table.data_ptr() % ALIGNMENT for table in batch.block_tables
-        )
-
-    def _table(self, name: str, group: int, first: int, last: int) -> torch.Tensor:
-        """Rows of a group's block table, from the batch itself where it is read in place."""
-        if self._given_tables is None:
-            return self._staging.see(name, first, last, group)
-        table = self._given_tables[group if len(self._given_tables) > 1 else 0]
-        return table if last - first == table.shape[0] else table[first:last]
+        for table in batch.block_tables:
+            if table.shape[1] != width or table.data_ptr() % ALIGNMENT or not table.is_contiguous():
+                return False
+        return True
 
     def _run_numbers(self, kind: MLAKind) -> int:
         """The most numbers that one kind's runs place: a run has two per request, a chunk three per request that it covers."""
@@ -221,150 +206,53 @@ class MetadataBuilder:
         self._cursor = span.stop
         return self._staging.device["runs"][span]
 
-    def _assemble(
-        self,
-        *,
-        sizes: tuple[int, int, int, int],
-        longest: tuple[int, int],
-        num_decodes: int,
-        is_ordered: bool,
-        phases: tuple[Phase | None, Phase | None],
-    ) -> StepMetadata:
-        see = self._staging.see
-        num_reqs, num_tokens, padded_reqs, padded_tokens = sizes
-        starts, lens = see("starts", 0, padded_reqs + 1), see("seq_lens", 0, padded_reqs)
-        groups = tuple(
-            GroupStep(
-                batch=PagedBatch(
-                    starts,
-                    lens,
-                    self._table("tables", group, 0, padded_reqs),
-                    *longest,
-                    num_decodes if is_ordered else 0,
-                    memo={},
-                ),
-                slot_mapping=see("slots", 0, padded_tokens, group),
-            )
-            for group in range(self._num_groups)
-        )
-        return StepMetadata(
-            owner=self,
-            step_id=self.step_id,
-            num_reqs=num_reqs,
-            num_tokens=num_tokens,
-            num_tokens_padded=padded_tokens,
-            num_decodes=num_decodes,
-            max_query_len=longest[0],
-            max_seq_len=longest[1],
-            query_start_loc=starts,
-            seq_lens=lens,
-            local_seq_lens=lens if self._shards is None else self._shards.seq_lens(padded_reqs),
-            positions=see("positions", 0, padded_tokens),
-            req_id_per_token=see("req_id", 0, padded_tokens),
-            groups=groups,
-            token_order=None if is_ordered else see("token_order", 0, num_tokens),
-            decode=phases[0],
-            prefill=phases[1],
-        )
-
     def _host_phase(
         self,
         name: str,
         query_lens: Sequence[int],
         seq_lens: Sequence[int],
-        requests: slice,
-        first_token: int,
+        request: int,
+        token: int,
         is_ordered: bool,
         at_least: int,
     ) -> Phase | None:
-        queries, lengths = query_lens[requests], seq_lens[requests]
-        num_tokens = sum(queries)
+        num_tokens = sum(query_lens)
         if not num_tokens:
             return None
-        return self._phase(
+        return self._assembler.phase(
             name,
-            requests,
-            slice(first_token, first_token + num_tokens),
-            (max(queries), max(at_least, *lengths)),
+            slice(request, request + len(query_lens)),
+            slice(token, token + num_tokens),
+            (max(query_lens), max(at_least, max(seq_lens))),
             is_ordered,
-            chunks=self._score_chunks(queries, [max(at_least, length) for length in lengths] if at_least else lengths),
-            runs={} if name == "decode" else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},
+            chunks=self._score_chunks(query_lens, [max(at_least, length) for length in seq_lens] if at_least else seq_lens),
+            runs=self._phase_runs(name, query_lens, seq_lens),
+            may_miss_pages=False,
         )
 
     def _device_phase(self, name: str, batch: DeviceBatch, requests: slice, tokens: slice, is_sound: bool) -> Phase | None:
         if tokens.start == tokens.stop:
             return None
-        longest = (batch.max_query_len, batch.max_seq_len)
+        chunks: Mapping[Scoring, tuple[IndexerChunk, ...]]
         if batch.query_lens is None or batch.seq_lens_upper is None:
             # Without host lengths every token may see max_seq_len keys, and MLA stays absorbed, which needs none.
-            chunks = {each: _even_chunks(batch, requests, tokens, each, self._max_scores) for each in self._scorings}
-            return self._phase(name, requests, tokens, longest, True, chunks=chunks, runs={}, may_miss_pages=not is_sound)
-        queries, lengths = batch.query_lens[requests], batch.seq_lens_upper[requests]
-        return self._phase(
-            name,
-            requests,
-            tokens,
-            longest,
-            True,
-            chunks=self._score_chunks(queries, lengths),
-            runs={} if name == "decode" else {kind: self._runs(kind, queries, lengths) for kind in self._kinds},
-            may_miss_pages=not is_sound,
-        )
+            chunks, runs = self._even_chunks(batch.max_seq_len, requests, tokens), {}
+        else:
+            queries, lengths = batch.query_lens[requests], batch.seq_lens_upper[requests]
+            chunks, runs = self._score_chunks(queries, lengths), self._phase_runs(name, queries, lengths)
+        longest = (batch.max_query_len, batch.max_seq_len)
+        return self._assembler.phase(name, requests, tokens, longest, True, chunks=chunks, runs=runs, may_miss_pages=not is_sound)
 
     def _score_chunks(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> dict[Scoring, tuple[IndexerChunk, ...]]:
         most = self._max_scores
         return {each: plan_scores(query_lens, seq_lens, each.topk, most, each.tokens_per_key) for each in self._scorings}
 
-    @property
-    def _max_scores(self) -> int:
-        return self.plan.limits.max_logits_bytes // 4
+    def _even_chunks(self, max_seq_len: int, requests: slice, tokens: slice) -> dict[Scoring, tuple[IndexerChunk, ...]]:
+        counts = (requests.stop - requests.start, tokens.stop - tokens.start)
+        return {each: spread_scores(*counts, max_seq_len, each, self._max_scores) for each in self._scorings}
 
-    def _phase(
-        self,
-        name: str,
-        requests: slice,
-        tokens: slice,
-        longest: tuple[int, int],
-        is_ordered: bool,
-        *,
-        chunks: Mapping[Scoring, tuple[IndexerChunk, ...]],
-        runs: Mapping[MLAKind, tuple[MLARun, ...]],
-        may_miss_pages: bool = False,
-    ) -> Phase:
-        see, order = self._staging.see, "" if is_ordered else "ordered_"
-        first, last, first_token, last_token = requests.start, requests.stop, tokens.start, tokens.stop
-        count = last - first
-        starts = see(f"{name}_starts", 0, count + 1)
-        lens = see("seq_lens" if is_ordered else "ordered_lens", first, last)
-        tables = [self._table(f"{order}tables", group, first, last) for group in range(self._num_groups)]
-        num_decodes = count if name == "decode" else 0
-        batches = [PagedBatch(starts, lens, table, *longest, num_decodes, {}) for table in tables]
-        for group, rule in enumerate(self._row_rules):
-            shared = rule.tokens_per_row
-            if shared > 1:
-                batches[group] = replace(
-                    batches[group],
-                    seq_lens=see("row_lens", first, last, group),
-                    max_seq_len=longest[1] // shared,
-                    key_stops=see("row_bounds", first_token, last_token, group),
-                )
-        shards = {}
-        if self._shards is not None:
-            shards = self._shards.share(requests, tokens, batches)
-            chunks = {each: self._shards.narrow(parts) for each, parts in chunks.items()}
-        return Phase(
-            name=name,
-            requests=requests,
-            tokens=tokens,
-            batches=tuple(batches),
-            req_id=see("phase_req_id", first_token, last_token),
-            key_bounds=see("key_bounds", first_token, last_token),
-            max_seq_len=longest[1],
-            chunks=chunks,
-            runs=runs,
-            may_miss_pages=may_miss_pages,
-            shards=shards,
-        )
+    def _phase_runs(self, name: str, query_lens: Sequence[int], seq_lens: Sequence[int]) -> dict[MLAKind, tuple[MLARun, ...]]:
+        return {} if name == "decode" else {kind: self._runs(kind, query_lens, seq_lens) for kind in self._kinds}
 
     def _runs(self, kind: MLAKind, query_lens: Sequence[int], seq_lens: Sequence[int]) -> tuple[MLARun, ...]:
         return plan_runs(
@@ -376,26 +264,6 @@ class MetadataBuilder:
             alignment=self.plan.block_size,
             place=self._place,
         )
-
-
-def _even_chunks(
-    batch: DeviceBatch, requests: slice, tokens: slice, scoring: Scoring, max_scores: int
-) -> tuple[IndexerChunk, ...]:
-    """Chunks of as many tokens as fit when each sees max_seq_len tokens; none where no token can see more than topk keys."""
-    keys = batch.max_seq_len // scoring.tokens_per_key
-    if keys <= scoring.topk:
-        return ()
-    count, rows = tokens.stop - tokens.start, max(1, max_scores // keys)
-    return tuple(
-        IndexerChunk(
-            token_start=start,
-            token_stop=min(start + rows, count),
-            request_start=0,
-            request_stop=requests.stop - requests.start,
-            max_seq_len=keys,
-        )
-        for start in range(0, count, rows)
-    )
 
 
 def _mla_kinds(plan: Plan) -> tuple[MLAKind, ...]:

@@ -84,12 +84,15 @@ def test_any_whole_number_type_will_do(attention: hal.Attention, dtype: type) ->
 def test_addresses_are_for_life(attention: hal.Attention) -> None:
     def addresses(metadata: hal.StepMetadata) -> list[int]:
         tensors = [metadata.query_start_loc, metadata.seq_lens, metadata.positions, metadata.req_id_per_token]
-        tensors += [step.slot_mapping for step in metadata.groups] + [step.batch.block_table for step in metadata.groups]
+        for step in metadata.groups:
+            tensors += [step.slot_mapping, step.batch.query_start_loc, step.batch.seq_lens, step.batch.block_table]
         return [tensor.data_ptr() for tensor in tensors]
 
     first = addresses(attention.build(hal.Batch([3], [9], [[1, 2, 3]])))
     second = addresses(attention.build(hal.Batch([1, 5, 0], [1, 8, 2], [[4, 0], [5, 6], [7, 8]])))
-    assert first == second
+    decodes = addresses(attention.build(hal.Batch([1, 1], [1, 8], [[4, 0], [5, 6]])))
+    captured = addresses(attention.build_for_capture(2, 2))
+    assert first == second == decodes == captured
 
 
 def test_the_next_build_overwrites_the_previous_result(attention: hal.Attention) -> None:

@@ -80,6 +80,17 @@ def plan_scores(
     return tuple(chunks)
 
 
+def spread_scores(
+    num_reqs: int, num_tokens: int, max_seq_len: int, scoring: Scoring, max_elements: int
+) -> tuple[IndexerChunk, ...]:
+    """The same where only an upper bound of every length is known: runs of as many tokens as fit, over all requests."""
+    keys = max_seq_len // scoring.tokens_per_key
+    if keys <= scoring.topk:
+        return ()
+    rows = max(1, max_elements // keys)
+    return tuple(_chunk(start, min(start + rows, num_tokens), 0, num_reqs - 1, keys) for start in range(0, num_tokens, rows))
+
+
 def _fits(chunk: IndexerChunk, stop: int, keys: int, max_elements: int) -> bool:
     return (stop - chunk.token_start) * max(chunk.max_seq_len, keys) <= max_elements
 

@@ -23,24 +23,27 @@ def find_mistake(batch: DeviceBatch, step: HostStep, rules: TableRules, decode_t
 
     step: the batch as the host sees it. decode_tokens: the new tokens of its decodes, as far as the host was told.
     """
-    query_lens, lens = step.query_lens, step.seq_lens
-    if not len(lens):
+    lens = step.seq_lens
+    if not step.num_reqs:
         return None
-    most = int(np.maximum.reduce(query_lens))
-    # With one new token for each request in all, and no more for any, none has fewer.
-    least = most if step.is_single and most == 1 else int(np.minimum.reduce(query_lens))
+    if step.is_single:
+        least, most, context = 1, 1, int(np.minimum.reduce(lens)) - 1
+    else:
+        query_lens = step.query_lens
+        least, most = int(np.minimum.reduce(query_lens)), int(np.maximum.reduce(query_lens))
+        context = int(np.minimum.reduce(lens - query_lens))
     if step.starts[0] != 0 or least < 0 or step.num_tokens > batch.num_tokens:
         return f"query_start_loc is {step.starts.tolist()}; expected 0 first, no step back, and at most {batch.num_tokens} last"
     decodes = step.num_decodes
-    if decodes < len(lens) and step.starts[decodes] != decode_tokens:
+    if decodes < step.num_reqs and step.starts[decodes] != decode_tokens:
         return (
             f"query_start_loc[{decodes}] is {step.starts[decodes]}; the {decodes} decodes that come first have {decode_tokens} "
             "new tokens by num_decodes and query_lens"
         )
-    contexts, longest = lens - query_lens, int(np.maximum.reduce(lens))
-    if int(np.minimum.reduce(contexts)) < 0 or longest > batch.max_seq_len or most > batch.max_query_len:
-        return _describe_wrong_length(batch, query_lens, lens)
-    return _find_wrong_id(step, rules, contexts, longest) or _find_wrong_slot(step, rules)
+    longest = int(np.maximum.reduce(lens))
+    if context < 0 or longest > batch.max_seq_len or most > batch.max_query_len:
+        return _describe_wrong_length(batch, step.query_lens, lens)
+    return _find_wrong_id(step, rules, longest) or _find_wrong_slot(step, rules)
 
 
 def _describe_wrong_length(batch: DeviceBatch, query_lens: Ints, lens: Ints) -> str:
@@ -53,12 +56,13 @@ def _describe_wrong_length(batch: DeviceBatch, query_lens: Ints, lens: Ints) -> 
     )
 
 
-def _find_wrong_id(step: HostStep, rules: TableRules, contexts: Ints, longest: int) -> str | None:
+def _find_wrong_id(step: HostStep, rules: TableRules, longest: int) -> str | None:
     size = rules.tokens_per_page
     for ids, rule in zip(step.block_tables, rules.for_tables(len(step.block_tables)), strict=True):
         if not holds_strangers(ids, -(-longest // size), rule.num_blocks):
             continue
-        wrong = find_wrong_block(ids, first_columns(contexts, rule.window, size), -(-step.seq_lens // size), rule.num_blocks)
+        first = first_columns(step.seq_lens - step.query_lens, rule.window, size)
+        wrong = find_wrong_block(ids, first, -(-step.seq_lens // size), rule.num_blocks)
         if wrong is not None:
             request, column = wrong
             return f"request {request} has block {ids[request, column]} in column {column}; blocks are 0 to {rule.num_blocks - 1}"
