@@ -153,6 +153,7 @@ class MetadataBuilder:
             if self._has_row_rules:
                 fill_rows(self._row_rules, self._staging.host, plan.block_size, True, *counts)
         else:
+            self._staging.host["num_counted"][0] = 0
             self._staging.upload()
             # After the upload, which would overwrite what is computed on the device.
             lost = fill_from_device(batch, self._staging.device, plan.block_size, self.rules, first, decode_tokens, plan.parallel)

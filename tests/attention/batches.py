@@ -14,8 +14,9 @@ BLOCKS = 1000
 
 @st.composite
 def batches(draw, block_size: int = 4, num_groups: int = 3) -> tuple[hal.Batch, list[bool] | None]:
-    """Query lengths from 0, contexts from 0, tables shared or per group with junk beyond the last page."""
-    lengths = draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 59)), max_size=8))
+    """Query lengths from 0, or 1 for all, contexts from 0, tables shared or per group with junk beyond the last page."""
+    query_lens = draw(st.sampled_from([st.integers(0, 5), st.just(1)]))
+    lengths = draw(st.lists(st.tuples(query_lens, st.integers(0, 59)), max_size=8))
     queries, seqs = [query for query, _ in lengths], [query + past for query, past in lengths]
     rng = np.random.default_rng(draw(st.integers(0, 2**31)))
     pages = [-(-seq // block_size) for seq in seqs]

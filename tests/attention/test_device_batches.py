@@ -56,6 +56,36 @@ def test_metadata_is_the_same_as_from_the_host(name: str, known: str) -> None:
         assert device.num_decode_tokens == host.num_decode_tokens
 
 
+def list_arrays(metadata: hal.StepMetadata) -> list[torch.Tensor]:
+    """What a step's metadata holds, in both orders."""
+    arrays = [metadata.slot_mapping, metadata.positions, metadata.req_id_per_token]
+    for phase in metadata.phases:
+        arrays += [phase.req_id, phase.key_bounds]
+    for batch in (*metadata.groups, *metadata.phases):
+        paged = batch.batch if isinstance(batch, hal.common.step.GroupStep) else batch.batches[0]
+        arrays += [paged.query_start_loc, paged.seq_lens, paged.block_table]
+    return arrays
+
+
+@pytest.mark.parametrize("is_sound", [True, False], ids=["sound", "stranger"])
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_before_leave_nothing_to_a_step(seed: int, is_sound: bool) -> None:
+    """From the host and from the device, in sizes that grow and shrink, and with an id in a table that names no page."""
+    random = np.random.default_rng(seed)
+    plan = hal.plan(model(gqa()), "cpu", limits=LIMITS, dtype="float64")
+    worn = plan.open(BLOCKS)
+    for name in random.choice(list(STEPS), 40):
+        repeats = int(random.integers(1, 3))
+        query_lens, seq_lens = (lengths * repeats for lengths in STEPS[name])
+        tables = make_tables(len(query_lens))
+        batch = hal.Batch(query_lens, seq_lens, tables)
+        if random.integers(2):
+            tables[0, 0] = tables[0, 0] if is_sound else BLOCKS
+            batch = on_device(query_lens, seq_lens, tables, "lengths")
+        pairs = zip(list_arrays(worn.build(batch)), list_arrays(plan.open(BLOCKS).build(batch)), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+
+
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("layer", [gqa(), mla(), sparse(topk=5)], ids=["gqa", "mla", "sparse"])
 def test_results_are_the_same_as_from_the_host(layer: hal.config.LayerShape, known: str) -> None:

@@ -21,7 +21,10 @@ Ints = npt.NDArray[Any]
 
 
 def step_regions(max_requests: int, max_tokens: int, table_width: int, num_groups: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The arrays of a step: those of the engine's order, and those of the execution order (decodes first)."""
+    """The arrays of a step: those of the engine's order, and those of the execution order (decodes first).
+
+    num_counted: so many requests of one token each are numbered by now in both orders, and need not be again.
+    """
     return {
         "positions": ((max_tokens,), "int64"),
         "token_order": ((max_tokens,), "int64"),
@@ -36,6 +39,7 @@ def step_regions(max_requests: int, max_tokens: int, table_width: int, num_group
         "ordered_lens": ((max_requests,), "int32"),
         "tables": ((num_groups, max_requests, table_width), "int32"),
         "ordered_tables": ((num_groups, max_requests, table_width), "int32"),
+        "num_counted": ((1,), "int32"),
     }
 
 
@@ -126,34 +130,44 @@ def fill_from_host(
 
     A token that another DCP rank owns gets slot -1. has_tables: the step's tables are read where they lie, decodes first.
     """
-    _fill_engine_order(step, arrays)
+    is_decoding = step.is_single and step.num_decodes == step.num_reqs
+    if is_decoding:
+        _fill_decodes(step, arrays)
+    else:
+        _fill_engine_order(step, arrays)
     if not has_tables:
         _fill_tables(step, arrays["tables"], rules)
     _fill_slots(step, arrays, block_size, parallel)
-    if step.order is None:
-        _fill_same_order(step, arrays)
-        ordered_starts = step.starts
-    else:
-        ordered_starts = _fill_other_order(step, arrays, step.order)
-    _fill_phases(step, arrays, ordered_starts)
+    if not is_decoding:
+        _fill_execution_order(step, arrays)
     if step.padded_reqs > step.num_reqs or step.padded_tokens > step.num_tokens:
         _fill_padding(step, arrays)
 
 
+def _fill_decodes(step: HostStep, arrays: Mapping[str, Ints]) -> None:
+    """Fill what both orders have of a step of decodes of one token: a token is its request, and sees all of it."""
+    num_reqs, counted = step.num_reqs, arrays["num_counted"]
+    if counted[0] < num_reqs:
+        counting = np.arange(num_reqs + 1, dtype=np.int32)
+        for name in ("req_id", "phase_req_id"):
+            arrays[name][:num_reqs] = counting[:-1]
+        for name in ("starts", "decode_starts"):
+            arrays[name][: num_reqs + 1] = counting
+        counted[0] = num_reqs
+    arrays["seq_lens"][:num_reqs] = step.seq_lens
+    arrays["key_bounds"][:num_reqs] = step.seq_lens
+    np.subtract(step.seq_lens, 1, out=arrays["positions"][:num_reqs])
+
+
 def _fill_engine_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:
-    num_reqs, num_tokens = step.num_reqs, step.num_tokens
-    req_id, positions = arrays["req_id"][:num_tokens], arrays["positions"][:num_tokens]
+    num_reqs, num_tokens, query_lens = step.num_reqs, step.num_tokens, step.query_lens
+    arrays["num_counted"][0] = 0
     arrays["starts"][: num_reqs + 1] = step.starts
     arrays["seq_lens"][:num_reqs] = step.seq_lens
-    if step.is_single:
-        req_id[:] = np.arange(num_reqs, dtype=np.int32)
-        np.subtract(step.seq_lens, 1, out=positions)
-    elif num_tokens:
-        query_lens = step.query_lens
-        req_id[:] = np.repeat(np.arange(num_reqs, dtype=np.int32), query_lens)
-        # A token's position is its index in the step moved by where its request's new tokens begin.
-        shift = step.seq_lens - step.starts[1:]
-        np.add(np.arange(num_tokens), np.repeat(shift, query_lens), out=positions)
+    arrays["req_id"][:num_tokens] = np.repeat(np.arange(num_reqs, dtype=np.int32), query_lens)
+    # A token's position is its index in the step moved by where its request's new tokens begin.
+    shift = step.seq_lens - step.starts[1:]
+    np.add(np.arange(num_tokens), np.repeat(shift, query_lens), out=arrays["positions"][:num_tokens])
 
 
 def _fill_tables(step: HostStep, tables: Ints, rules: TableRules) -> None:
@@ -201,14 +215,15 @@ def _look_up(table: Ints, rows: Ints, columns: Ints) -> Ints:
     return table.ravel().take(rows * np.int64(table.shape[1]) + columns)
 
 
-def _fill_same_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:
+def _fill_execution_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:
     num_tokens = step.num_tokens
-    arrays["phase_req_id"][:num_tokens] = arrays["req_id"][:num_tokens]
-    bounds = arrays["key_bounds"][:num_tokens]
-    if step.is_single:
-        bounds[:] = step.seq_lens
+    if step.order is not None:
+        starts = _fill_other_order(step, arrays, step.order)
     else:
-        np.add(arrays["positions"][:num_tokens], 1, out=bounds, casting="same_kind")
+        starts = step.starts
+        arrays["phase_req_id"][:num_tokens] = arrays["req_id"][:num_tokens]
+        np.add(arrays["positions"][:num_tokens], 1, out=arrays["key_bounds"][:num_tokens], casting="same_kind")
+    _fill_phases(step, arrays, starts)
 
 
 def _fill_other_order(step: HostStep, arrays: Mapping[str, Ints], order: Ints) -> Ints:
@@ -227,10 +242,8 @@ def _fill_other_order(step: HostStep, arrays: Mapping[str, Ints], order: Ints) -
 def _fill_phases(step: HostStep, arrays: Mapping[str, Ints], starts: Ints) -> None:
     """Fill where each phase's requests begin, as starts has it for both. A captured graph reads past those of this step."""
     decodes, most = step.num_decodes, step.padded_reqs
-    arrays["decode_starts"][: decodes + 1] = starts[: decodes + 1]
-    if decodes == most:
-        return
     first = int(starts[decodes])
+    arrays["decode_starts"][: decodes + 1] = starts[: decodes + 1]
     arrays["decode_starts"][decodes + 1 : most + 1] = first
     prefills = step.num_reqs - decodes
     if prefills:
@@ -242,7 +255,10 @@ def _fill_phases(step: HostStep, arrays: Mapping[str, Ints], starts: Ints) -> No
 def _fill_padding(step: HostStep, arrays: Mapping[str, Ints]) -> None:
     """Make padded requests empty, and padded tokens ones that see nothing: a device batch's are run with the others."""
     requests, tokens = slice(step.num_reqs, step.padded_reqs), slice(step.num_tokens, step.padded_tokens)
+    arrays["num_counted"][0] = 0
     arrays["starts"][step.num_reqs + 1 : step.padded_reqs + 1] = step.num_tokens
+    if step.num_decodes == step.num_reqs:
+        arrays["decode_starts"][step.num_reqs + 1 : step.padded_reqs + 1] = step.num_tokens
     for name in ("seq_lens", "ordered_lens"):
         arrays[name][requests] = 0
     for name in ("tables", "ordered_tables"):
