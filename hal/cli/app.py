@@ -13,7 +13,7 @@ import typer
 
 from hal.config import HalError
 
-from .console import InputError, fail, start_logging
+from .console import fail, start_logging
 
 HAL_EXAMPLES = """Examples:
 
@@ -64,6 +64,14 @@ MATRIX_EXAMPLES = """Examples:
   hal matrix
 
   hal matrix --json > matrix.json
+"""
+BENCH_EXAMPLES = """Examples:
+
+  hal bench ./my-model
+
+  hal bench config.json --context 16384 --requests 1 --prefill 512
+
+  hal bench config.json --device cuda:sm_90 --tp 8 --json > times.json
 """
 DOCTOR_EXAMPLES = """Examples:
 
@@ -219,7 +227,31 @@ def compile_kernels(
     raise typer.Exit(run_compile(order, as_json=as_json))
 
 
-@app.command(hidden=True)
-def bench() -> None:
-    """Measure every kernel of a backend; not written yet."""
-    raise InputError("hal bench is not written yet; the measurements there are lie in the repository's benchmarks folder")
+@app.command(epilog=BENCH_EXAMPLES, short_help="Time a model's attention on this machine, layer by layer.")
+def bench(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A config.json or a model folder; no weights are read.")],
+    device: Annotated[str, typer.Option(metavar="TARGET", help="Where to run. Default: the best device of this machine.")] = "",
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens that each decoding request has.")] = 4096,
+    requests: Annotated[int, typer.Option(metavar="N", help="Requests that decode in a step.")] = 8,
+    prefill: Annotated[int, typer.Option(metavar="N", help="Tokens of the one prompt that is prefilled in a step.")] = 1024,
+    tp: Annotated[int, typer.Option(metavar="N", help="Tensor-parallel ranks; one rank's heads are measured.")] = 1,
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float16, bfloat16, float32, or auto for the config's.")] = "auto",
+    kv_layout: Annotated[str, typer.Option(metavar="LAYOUT", help="A cache layout by name, or auto.")] = "auto",
+    backend: Annotated[str | None, typer.Option(metavar="NAME", help="Pin a backend by name.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Time a step of decodes and one of prefill: a layer of each kind on random caches, all layers added up."""
+    from .bench import Trial, run_bench
+
+    trial = Trial(
+        config=config,
+        device=device,
+        context=context,
+        requests=requests,
+        prefill=prefill,
+        tp=tp,
+        dtype=dtype,
+        kv_layout=kv_layout,
+        backend=backend,
+    )
+    raise typer.Exit(run_bench(trial, as_json=as_json))

@@ -61,7 +61,13 @@ MISTAKES = {
     "compile-broken-json": (["compile", "{}/broken"], "config.json"),
     "compile-unknown-arch": (["compile", "{}", "--device", "sm_91"], "unknown target 'sm_91'"),
     "compile-zero-ranks": (["compile", "{}", "--device", "sm_90", "--tp", "0"], "tp is 0"),
-    "bench-not-written": (["bench"], "hal bench is not written yet"),
+    "bench-no-such-path": (["bench", "{}/absent"], "cannot be read: No such file"),
+    "bench-no-context": (["bench", "{}", "--context", "0"], "--context is 0"),
+    "bench-no-requests": (["bench", "{}", "--requests", "-1"], "--requests is -1"),
+    "bench-unknown-arch": (["bench", "{}", "--device", "sm_91"], "unknown target 'sm_91'"),
+    "bench-device-elsewhere": (["bench", "{}", "--device", "gfx1201"], "is not on this machine"),
+    "bench-unknown-dtype": (["bench", "{}", "--dtype", "int8"], "unknown dtype 'int8'"),
+    "bench-heads-that-do-not-divide": (["bench", "{}", "--tp", "3"], "2 heads"),
 }
 
 
@@ -104,7 +110,7 @@ def test_misspelt_variable_is_pointed_out_once(
     assert capsys.readouterr().err.count("did you mean HAL_BACKEND?") == 1
 
 
-@pytest.mark.parametrize("command", ["explain", "generate", "doctor", "matrix", "compile"])
+@pytest.mark.parametrize("command", ["explain", "generate", "doctor", "matrix", "compile", "bench"])
 def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
