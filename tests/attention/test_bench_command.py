@@ -21,8 +21,22 @@ MLA = {
 }
 INDEXER = {"index_topk": 16, "index_n_heads": 2, "index_head_dim": 16}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "windowed": {"model_type": "gemma2", "num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 32, **REST},
-    "sinks": {"model_type": "gpt_oss", "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 32, **REST},
+    "windowed": {
+        "model_type": "gemma2",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 32,
+        **REST,
+    },
+    "sinks": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 32,
+        **REST,
+    },
     "latent": {"model_type": "deepseek_v3", "num_hidden_layers": 3, **REST, **MLA},
     "sparse": {"model_type": "deepseek_v32", "num_hidden_layers": 3, **REST, **MLA, **INDEXER},
     "compressed": {"model_type": "deepseek_v4", "num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4], "head_dim": 32}
