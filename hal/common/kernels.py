@@ -49,7 +49,10 @@ def refuse_key_ranges(batch: PagedBatch, call: str) -> None:
 
 
 class Segment(NamedTuple):
-    """One list of cache rows that sparse_mla attends to: rows int32 [tokens, width] compacted, valid int32 [tokens]."""
+    """One list of cache rows that sparse_mla attends to: rows int32 [tokens, width] compacted, valid int32 [tokens].
+
+    hal's own kernels see no key on a row outside the cache, -1 among them.
+    """
 
     cache: KVCache
     rows: torch.Tensor

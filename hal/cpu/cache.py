@@ -42,14 +42,24 @@ def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor
 
 
 def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The parts at some rows; row -1 gives zeros and reads nothing."""
-    absent = rows < 0
-    if not cache.num_pages or bool(absent.all()):
+    """The parts at some rows; a row that the cache does not have, as -1, gives zeros and reads nothing."""
+    absent = find_strangers(cache, rows)
+    if bool(absent.all()):
         return cache.layout.unpack(zero_records(cache.layout, rows.shape[0], cache.storage.device), cache.scale)
-    gathered = read_records(cache, rows.clamp(min=0))
+    gathered = read_records(cache, rows.masked_fill(absent, 0))
     if bool(absent.any()):
         as_bytes(gathered).masked_fill_(absent[:, None], 0)
     return cache.layout.unpack(gathered, cache.scale)
+
+
+def find_strangers(cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
+    """bool like rows: True for the numbers that are no row of the cache's, such as -1."""
+    last = cache.rows.shape[0] if cache.layout.is_flat else cache.num_pages * cache.page_stride
+    strangers = (rows < 0).logical_or_(rows >= last)
+    if not cache.layout.is_flat and cache.page_stride != cache.block_size:
+        # Planes end behind their page's tokens.
+        strangers.logical_or_(rows % cache.page_stride >= cache.block_size)
+    return strangers
 
 
 def locate_request(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> slice | torch.Tensor | None:

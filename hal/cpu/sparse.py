@@ -11,6 +11,7 @@ from hal.common.kernels import KVCache, Segment
 from hal.common.records import read_records
 
 from .attend import normalise
+from .cache import find_strangers
 from .numbers import compute_dtype
 from .results import prepare_results
 
@@ -28,7 +29,7 @@ def attend_rows(
     need_lse: bool,
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """out [tokens, heads, kv_lora_rank] and lse of q [tokens, heads, lora + rope] over each token's rows."""
+    """out [tokens, heads, kv_lora_rank] and lse of q [tokens, heads, lora + rope] over each token's rows that a cache has."""
     _check_segments(q, segments, kv_lora_rank)
     out, lse = prepare_results(q, kv_lora_rank, need_lse, out)
     num_tokens, _, width = q.shape
@@ -36,7 +37,7 @@ def attend_rows(
         return out, lse
     dtype = compute_dtype(q.dtype)
     scaled = q.to(dtype) * softmax_scale
-    counts = torch.stack([segment.valid for segment in segments]).tolist()
+    counts = torch.stack([valid.clamp(min=0, max=rows.shape[1]) for _, rows, valid in segments]).tolist()
     longest = max(1, max(sum(column) for column in zip(*counts, strict=True)))
     step = max(1, _GATHER_BYTES // (longest * width * dtype.itemsize))
     for begin in range(0, num_tokens, step):
@@ -78,12 +79,12 @@ def _gather(
     """Keys [tokens, columns, width] of all segments side by side, and which columns hold none (None: all hold one)."""
     keys, hidden = [], []
     for segment, span in zip(segments, spans, strict=True):
-        if not span:
+        if not span or not segment.cache.num_pages:
             continue
         rows = segment.rows[begin:end, :span]
-        empty = torch.arange(span)[None, :] >= segment.valid[begin:end, None]
+        empty = find_strangers(segment.cache, rows).logical_or_(torch.arange(span)[None, :] >= segment.valid[begin:end, None])
         # A hidden column still multiplies its value by zero, so it must hold something finite: zeros.
-        gathered = _read_rows(segment.cache, rows.clamp(min=0).reshape(-1), dtype).unflatten(0, (end - begin, span))
+        gathered = _read_rows(segment.cache, rows.masked_fill(empty, 0).reshape(-1), dtype).unflatten(0, (end - begin, span))
         if bool(empty.any()):
             gathered.masked_fill_(empty[..., None], 0)
         keys.append(gathered)

@@ -7,8 +7,8 @@ import torch
 from hal.common.backend import Backend
 from hal.common.cache_parts import state_layout
 from hal.common.compressor import Compressor
-from hal.common.kernels import KVCache, PagedBatch
-from hal.common.layouts import attention_layout, index_layout, latent_layout
+from hal.common.kernels import KVCache, PagedBatch, Segment
+from hal.common.layouts import Layout, attention_layout, index_layout, latent_layout
 from hal.common.parallel import Parallel
 from hal.testing import reference
 from hal.testing.cases import MIXED
@@ -50,6 +50,30 @@ def check_attention(backend: Backend, layout: str, mask: dict[str, int], block: 
         expected[token], expected_lse[token] = attend_keys(q[token], keys[seen], values[seen], softmax_scale=SCALE)
     expect_close(out, expected, DTYPE, "out")
     expect_close(lse, expected_lse, DTYPE, "lse")
+
+
+def check_rows(backend: Backend, layout: Layout, stranger: int | None) -> None:
+    """sparse_mla and gather_cache over lists with numbers among them, and after them, that are no row of the cache's."""
+    generator = make_generator(f"{layout.name}{stranger}")
+    cache, table = build_cache(layout, [5 * PAGE], PAGE, generator)
+    stranger = cache.num_pages * PAGE if stranger is None else stranger
+    there, tokens, width = torch.tensor([int(table[0, key // PAGE]) * PAGE + key % PAGE for key in (0, 17, 70)]), 3, 8
+    rows = torch.full((tokens, width), stranger, dtype=torch.int32)
+    rows[:, 1:-1:2] = there.int()
+    # More than the list is long, one that ends behind a stranger, and none.
+    valid = torch.tensor([width + 3, 3, -2], dtype=torch.int32)
+    keys = torch.cat(reference.gather_rows(cache, there), dim=1)[:, None]
+    q = random_tensor(generator, tokens, 4, keys.shape[2], dtype=DTYPE)
+    segments = [Segment(cache, rows, valid), Segment(cache, torch.full_like(rows, stranger), torch.full_like(valid, width))]
+    out, lse = backend.sparse_mla(q, segments, kv_lora_rank=layout.widths[0], softmax_scale=SCALE, need_lse=True)
+    expected, expected_lse = empty_result(tokens, 4, layout.widths[0])
+    for token, seen in enumerate((keys[:3], keys[:1])):
+        expected[token], expected_lse[token] = attend_keys(q[token], seen, seen[..., : layout.widths[0]], softmax_scale=SCALE)
+    expect_close(out, expected, DTYPE, "out")
+    expect_close(lse, expected_lse, DTYPE, "lse")
+    for part in backend.gather_cache(cache, rows[0]):
+        assert not part[::2].any(), "a row that is none reads as zeros"
+        assert part[1:-1:2].any()
 
 
 def check_compressing(backend: Backend, block: int | None) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hal import LayoutError, kernels
+from hal import Device, LayoutError, kernels
+from hal.testing import ReferenceBackend
 from hal.testing.case import FULL
 from hal.testing.storage import poisoned_cache, stored_elements
 from hal.testing.suite.layouts import sample_layout
@@ -24,6 +25,13 @@ def test_their_keys_are_nobodys(layout: str, mask: str, block: str) -> None:
 @pytest.mark.parametrize("block", NOTHING)
 def test_they_are_never_chosen(block: str) -> None:
     missing_pages.check_choice(kernels("cpu"), NOTHING[block])
+
+
+@pytest.mark.parametrize("stranger", NOTHING)
+@pytest.mark.parametrize("name", ["latent", "latent_fp8", "fp8_ds_mla", "compressed"])
+def test_numbers_that_are_no_row_are_no_key(name: str, stranger: str) -> None:
+    for backend in (kernels("cpu"), ReferenceBackend(Device.from_arch("cpu"))):
+        missing_pages.check_rows(backend, sample_layout(name, "float32", FULL), NOTHING[stranger])
 
 
 @pytest.mark.parametrize("block", NOTHING)

@@ -17,6 +17,12 @@ def locate_row(cache: KVCache, row: int) -> tuple[int, int]:
     return divmod(row, cache.page_stride)
 
 
+def has_row(cache: KVCache, row: int) -> bool:
+    """Whether a number is that of a row: -1 is none, and none lies past the last page."""
+    page, offset = locate_row(cache, row)
+    return 0 <= page < cache.num_pages and offset < cache.rows_per_page
+
+
 def read_parts(cache: KVCache, page: int, offset: int) -> tuple[torch.Tensor, ...]:
     """The parts of one cached token in float64, decoded where they are quantised."""
     return tuple(part[0] for part in read_tokens(cache, [(page, offset)]))
@@ -35,9 +41,9 @@ def read_tokens(cache: KVCache, places: Sequence[tuple[int, int]]) -> tuple[torc
 
 
 def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The parts [n, *part] at rows [n] in float64; zeros for row -1."""
+    """The parts [n, *part] at rows [n] in float64; zeros for numbers that are no row, as -1."""
     parts = tuple(torch.zeros(rows.numel(), *shape).double() for shape in cache.layout.parts)
-    return _fill(parts, cache, {index: locate_row(cache, row) for index, row in enumerate(rows.tolist()) if row >= 0})
+    return _fill(parts, cache, {index: locate_row(cache, row) for index, row in enumerate(rows.tolist()) if has_row(cache, row)})
 
 
 def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:

@@ -9,14 +9,17 @@ import torch
 from hal.common.errors import BatchError
 from hal.common.kernels import Segment
 
-from .caches import gather_rows
+from .caches import gather_rows, has_row
 from .softmax import attend_keys, empty_result
 
 
 def sparse_mla(
     q: torch.Tensor, segments: Sequence[Segment], *, kv_lora_rank: int, softmax_scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [tokens, heads, kv_lora_rank] and lse [tokens, heads]: a row's key is all of it, its value the latent part."""
+    """out [tokens, heads, kv_lora_rank] and lse [tokens, heads]: a row's key is all of it, its value the latent part.
+
+    A number that is no row of its cache is no key.
+    """
     _check_segments(q, segments)
     tokens, heads, _ = q.shape
     out, lse = empty_result(tokens, heads, kv_lora_rank)
@@ -27,8 +30,8 @@ def sparse_mla(
 
 
 def _read_keys(segment: Segment, token: int) -> torch.Tensor:
-    count = int(segment.valid[token])
-    return torch.cat(gather_rows(segment.cache, segment.rows[token, :count]), dim=1)
+    rows = segment.rows[token, : max(0, int(segment.valid[token]))]
+    return torch.cat(gather_rows(segment.cache, rows[[has_row(segment.cache, row) for row in rows.tolist()]]), dim=1)
 
 
 def _check_segments(q: torch.Tensor, segments: Sequence[Segment]) -> None:

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from hal import Device
+from hal.common.layouts import latent_layout
 from hal.common.registry import find_backend
 from tests.conformance import missing_pages
 from tests.conformance.missing_pages import MASKS, NOTHING
@@ -33,3 +34,8 @@ def test_their_keys_are_nobodys(backend: object, layout: str, mask: str, block: 
 @pytest.mark.parametrize("block", NOTHING)
 def test_they_are_never_chosen(backend: object, block: str) -> None:
     missing_pages.check_choice(backend, NOTHING[block])
+
+
+@pytest.mark.parametrize("stranger", NOTHING)
+def test_numbers_that_are_no_row_are_no_key(backend: object, stranger: str) -> None:
+    missing_pages.check_rows(backend, latent_layout(32, 16, "float32"), NOTHING[stranger])
