@@ -12,8 +12,8 @@ from hal.config import LayerShape
 from .errors import UnsupportedModelError
 from .interface import MASK_RULE, AttentionCall
 
-HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "return_dict"})
-"""Keywords that change nothing here: positions are applied before the call, caches are hal's."""
+HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "return_dict", "logits_to_keep"})
+"""Keywords that change nothing here: positions are applied before the call, caches are hal's, logits come after it."""
 
 FAR = 1 << 24
 
@@ -72,6 +72,16 @@ def check_first_call(layer: LayerShape, module: torch.nn.Module, call: Attention
     rule = getattr(call.mask, MASK_RULE, None)
     if rule is not None:
         _check_mask_rule(layer, module, rule)
+    elif call.mask is not None and layer.kind != "compressed" and not _is_open(call.mask):
+        raise UnsupportedModelError(
+            f"layer {layer.layer_id} ({type(module).__name__}) puts a mask of its own ({call.mask.dtype}, "
+            f"{list(call.mask.shape)}) in place of the one it was given; hal masks by lengths, windows and chunks, so run the "
+            "model with transformers' own attention"
+        )
+
+
+def _is_open(mask: torch.Tensor) -> bool:
+    return mask.dtype == torch.bool and bool(mask.all())
 
 
 def _check_mask_rule(layer: LayerShape, module: torch.nn.Module, rule: Callable[..., torch.Tensor]) -> None:

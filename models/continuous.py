@@ -22,6 +22,7 @@ from .interface import BINDING, NAME, AttentionCall, attention_forward, make_mas
 from .placing import device_of
 from .probe import bind_modules
 from .support import check_supported
+from .undo import undone_on_error
 
 CONTINUOUS_NAME = "hal_flash"
 """transformers hands lengths instead of masks to an implementation whose name has "flash" in it, and to no other."""
@@ -107,11 +108,11 @@ def enable_generate_batch(module: PreTrainedModel, *, backend: str | None = None
     register()
     AttentionInterface.register(CONTINUOUS_NAME, attention_forward)
     AttentionMaskInterface.register(CONTINUOUS_NAME, make_mask)
-    module.eval()
-    decoder = module.get_decoder()
-    decoder.set_attn_implementation(NAME)
-    for layer_id, child in bind_modules(module, shape, Step()).items():
-        setattr(child, BINDING, ContinuousBinding(shape.layer(layer_id), calls))
+    with undone_on_error(module):
+        module.eval()
+        module.get_decoder().set_attn_implementation(NAME)
+        for layer_id, child in bind_modules(module, shape, Step()).items():
+            setattr(child, BINDING, ContinuousBinding(shape.layer(layer_id), calls))
     # Not by set_attn_implementation: for a name with "flash" in it, that looks for a package or a kernel to download.
     module.config._attn_implementation = CONTINUOUS_NAME
     return module
@@ -124,7 +125,6 @@ def _check_layer(module: PreTrainedModel, layer: LayerShape) -> None:
         f"its keys are {layer.head_dim} wide and its values {layer.v_head_dim}": layer.head_dim != layer.v_head_dim,
         f"it attends in chunks of {layer.chunk}": layer.chunk is not None,
         f"it reads the keys of layer {layer.kv_source}": not layer.owns_kv,
-        "it is not causal": not layer.causal,
     }
     for reason, holds in reasons.items():
         if holds:

@@ -29,6 +29,7 @@ from .placing import device_of
 from .probe import bind_modules, up_projections
 from .support import check_rope, check_supported
 from .text import read_tokenizer
+from .undo import undone_on_error
 from .verdict import CheckpointPlan
 
 SHARE_OF_MEMORY = 4
@@ -80,7 +81,8 @@ def attach(
 ) -> Model:
     """A module already in memory, ready to generate on the device and in the dtype it has.
 
-    The module itself is changed (deepcopy it to keep a plain one): its attention then works only through the Model.
+    The module itself is changed (deepcopy it to keep a plain one): its attention then works only through the Model. A
+    module that is refused is left as it was.
     """
     shape = read_shape(module.config)
     check_supported(module, shape)
@@ -133,13 +135,14 @@ def _start(
     if any(BINDING in child.__dict__ for child in module.modules()):
         raise UnsupportedModelError(f"this {type(module).__name__} already runs on hal attention")
     register()
-    module.eval()
-    module.get_decoder().set_attn_implementation(NAME)
     step = Step()
-    modules = bind_modules(module, serving.shape, step)
-    attention = serving.open(num_blocks or _pool_size(serving))
-    for layer_id, (w_uk, w_uv) in up_projections(modules, serving.shape).items():
-        attention.bind_weights(layer_id, w_uk, w_uv)
+    with undone_on_error(module):
+        module.eval()
+        module.get_decoder().set_attn_implementation(NAME)
+        modules = bind_modules(module, serving.shape, step)
+        attention = serving.open(num_blocks or _pool_size(serving))
+        for layer_id, (w_uk, w_uv) in up_projections(modules, serving.shape).items():
+            attention.bind_weights(layer_id, w_uk, w_uv)
     return Model(module, serving, attention, step, report=report, tokenizer=tokenizer)
 
 

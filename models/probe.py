@@ -1,8 +1,9 @@
-"""One token through the whole model with nothing computed: finds the attention modules and holds each to its layer's shape."""
+"""A few tokens through the whole model without attention: finds its modules and holds each to its layer's shape."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -16,6 +17,7 @@ from .errors import UnsupportedModelError
 from .indexer import tap_indexer
 from .interface import BINDING, AttentionCall, Binding
 from .latent import patch_expand, split_up_projection
+from .tokenwise import ProbeRun, Sample, check_tokenwise, draw_samples, name_rows, run_sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class ProbeBinding:
 
     layer: LayerShape
     step: Step
-    seen: dict[int, torch.nn.Module] = field(default_factory=dict)
+    run: ProbeRun
 
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
@@ -32,20 +34,22 @@ class ProbeBinding:
         """See interface.Binding."""
         layer = self.layer
         check_first_call(layer, module, call)
-        if layer.layer_id in self.seen:
+        if layer.layer_id in self.run.modules:
             raise UnsupportedModelError(f"layer {layer.layer_id} ({type(module).__name__}) attends twice in one step")
         _check_widths(layer, module, query, key, value)
         owns_index = layer.indexer is not None and layer.indexer.owns
+        index, compressor = self.step.take_index(), self.step.take_compressor()
         for what, ran, owned in (
-            ("an indexer", self.step.take_index() is not None, owns_index),
-            ("a compressor", self.step.take_compressor() is not None, layer.owns_entries),
+            ("an indexer", index is not None, owns_index),
+            ("a compressor", compressor is not None, layer.owns_entries),
         ):
             if ran != owned:
                 raise UnsupportedModelError(
                     f"layer {layer.layer_id} ({type(module).__name__}) {'did not run' if owned else 'ran'} {what}, "
                     f"but its config gives it {'one' if owned else 'none'} of its own"
                 )
-        self.seen[layer.layer_id] = module
+        self.run.modules[layer.layer_id] = module
+        self.run.products[layer.layer_id] = name_rows(query, key, value, index, compressor)
         return query.new_zeros((1, query.shape[2], query.shape[1], layer.v_head_dim))
 
 
@@ -53,29 +57,38 @@ def bind_modules(module: PreTrainedModel, shape: ModelShape, step: Step) -> dict
     """Patch and bind every attention module of the text decoder; returns them by layer id.
 
     Modules are found by structure: a layer_idx, and a call of the attention function. The module is changed, its class is
-    not. UnsupportedModelError for a layer that never calls it or calls it with values that its shape does not hold.
+    not. UnsupportedModelError for a layer that never calls it or calls it with values that its shape does not hold, and for
+    a model in which anything else passes from token to token.
     """
     decoder = module.get_decoder()
     candidates = [child for child in decoder.modules() if isinstance(getattr(child, "layer_idx", None), int)]
-    seen: dict[int, torch.nn.Module] = {}
+    candidates = [child for child in candidates if 0 <= child.layer_idx < shape.num_layers]
     for child in candidates:
-        if 0 <= child.layer_idx < shape.num_layers:
-            layer = shape.layer(child.layer_idx)
-            _patch(child, layer, step)
-            setattr(child, BINDING, ProbeBinding(layer, step, seen))
-    _run_one_token(module)
-    silent = [layer.layer_id for layer in shape.layers if layer.layer_id not in seen]
+        _patch(child, shape.layer(child.layer_idx), step)
+    in_order, turned = (_run(module, shape, step, candidates, sample) for sample in draw_samples(module, shape))
+    check_tokenwise(module, in_order, turned)
+    for child in candidates:
+        child.__dict__.pop(BINDING, None)
+    for layer_id, child in in_order.modules.items():
+        setattr(child, BINDING, _bind(shape.layer(layer_id), step))
+    return in_order.modules
+
+
+def _run(
+    module: PreTrainedModel, shape: ModelShape, step: Step, candidates: Sequence[torch.nn.Module], sample: Sample
+) -> ProbeRun:
+    run = ProbeRun()
+    for child in candidates:
+        setattr(child, BINDING, ProbeBinding(shape.layer(child.layer_idx), step, run))  # type: ignore[arg-type]
+    run.logits = run_sample(module, shape, sample)
+    silent = [layer.layer_id for layer in shape.layers if layer.layer_id not in run.modules]
     if silent:
         classes = sorted({type(child).__name__ for child in candidates if child.layer_idx in silent})
         raise UnsupportedModelError(
             f"{type(module).__name__}: layers {silent} never called the attention function "
-            f"(modules with their layer_idx: {', '.join(classes) or 'none'})"
+            f"(modules with their layer_idx: {', '.join(classes) or 'none'}); run it with transformers' own attention"
         )
-    for child in candidates:
-        child.__dict__.pop(BINDING, None)
-    for layer_id, child in seen.items():
-        setattr(child, BINDING, _bind(shape.layer(layer_id), step))
-    return seen
+    return run
 
 
 def up_projections(modules: dict[int, torch.nn.Module], shape: ModelShape) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
@@ -103,12 +116,6 @@ def _bind(layer: LayerShape, step: Step) -> Binding:
     if layer.kind == "compressed":
         return CompressedBinding(layer, step)
     return DenseBinding(layer, step) if layer.mla is None else LatentBinding(layer, layer.mla, step)
-
-
-def _run_one_token(module: PreTrainedModel) -> None:
-    token = torch.zeros((1, 1), dtype=torch.long, device=module.device)
-    with torch.inference_mode():
-        module(input_ids=token, position_ids=torch.zeros_like(token), use_cache=False)
 
 
 def _check_widths(

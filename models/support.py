@@ -15,26 +15,30 @@ from .errors import UnsupportedModelError
 GROWING_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary kinds whose frequencies depend on the longest position of a whole batch."""
 
+NEXT_STEP = "run it with transformers' own attention"
+
 
 def check_supported(module: PreTrainedModel, shape: ModelShape) -> None:
     """Nothing, or UnsupportedModelError that names the module or layer and why it cannot run on hal attention."""
     name = type(module).__name__
-    if not module._supports_attention_backend:
-        raise UnsupportedModelError(
-            f"{name} declares _supports_attention_backend = False: its attention is not behind transformers' attention "
-            "interface, so hal cannot take it over"
-        )
-    if "decoder_input_ids" in inspect.signature(module.forward).parameters:
-        raise UnsupportedModelError(f"{name} is an encoder-decoder; hal.models serves decoders")
     for layer in shape.layers:
         reason = _why_not(layer)
         if reason:
-            raise UnsupportedModelError(f"{name}, layer {layer.layer_id}: {reason}")
+            raise UnsupportedModelError(f"{name}, layer {layer.layer_id}: {reason}; {NEXT_STEP}")
+    if "decoder_input_ids" in inspect.signature(module.forward).parameters:
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; hal.models serves decoders; {NEXT_STEP}")
+    if not module._supports_attention_backend:
+        raise UnsupportedModelError(
+            f"{name} declares _supports_attention_backend = False: its attention is not behind transformers' attention "
+            f"interface, so hal cannot take it over; {NEXT_STEP}"
+        )
 
 
 def _why_not(layer: LayerShape) -> str:
     if layer.kind == "none":
         return "it is not an attention layer (linear attention, convolution or state space); its state cannot be paged yet"
+    if not layer.causal:
+        return "its tokens see later ones (it is not causal), so no step's keys can be kept for the next"
     if layer.compress_ratio and not layer.owns_entries:
         return "it reads the compressed entries of another layer, which is not built yet in hal.models"
     if layer.kind == "cross":

@@ -219,14 +219,22 @@ def build_plain(config: transformers.PreTrainedConfig) -> PreTrainedModel:
         ),
         (
             transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2),
-            "BloomForCausalLM declares _supports_attention_backend = False",
+            r"BloomForCausalLM, layer 0: it adds a position bias \(alibi\).* transformers' own attention",
         ),
         (
             transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4),
-            "MambaForCausalLM",
+            r"MambaForCausalLM, layer 0: .*state space.* transformers' own attention",
+        ),
+        (
+            transformers.BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2),
+            "BertLMHeadModel, layer 0: .*not causal",
+        ),
+        (
+            transformers.DogeConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2),
+            r"layer 0 \(DogeAttention\) puts a mask of its own",
         ),
     ],
-    ids=["own-attention", "alibi", "state-space"],
+    ids=["own-attention", "alibi", "state-space", "not-causal", "own-mask"],
 )
 def test_a_model_that_cannot_plug_in_is_named_with_the_reason(config, words: str) -> None:
     with pytest.raises((UnsupportedModelError, HalError), match=words):

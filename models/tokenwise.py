@@ -1,0 +1,133 @@
+"""Whether every token stands for itself: hal pages what attention reads, so nothing else may pass from token to token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+import torch
+from transformers import PreTrainedModel
+
+from hal.common.compressor import Compressor
+from hal.common.kernels import IndexInputs
+from hal.config import HalError, ModelShape
+from hal.config.media import read_media_tokens
+
+from .errors import UnsupportedModelError
+
+NUM_TOKENS = 4
+EXACT = frozenset({torch.float64, torch.float32})
+LIMIT = 1e-3
+ROUNDED = 0.02
+ROUTED = 0.1
+"""Behind the first layer of a model in a short type: rounding may send a token to another expert of almost the same score."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Tokens of one run, int64 [1, tokens]; positions None leaves counting them to the model."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class ProbeRun:
+    """What one run showed: the attention modules and what each was given, by layer id, every tensor's rows by token."""
+
+    modules: dict[int, torch.nn.Module] = field(default_factory=dict)
+    products: dict[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    logits: torch.Tensor | None = None
+
+
+def draw_samples(module: PreTrainedModel, shape: ModelShape) -> tuple[Sample, Sample]:
+    """The same few tokens twice: in order, and turned round by one at their own positions with one of them exchanged."""
+    count = min(NUM_TOKENS, shape.max_position_embeddings or NUM_TOKENS)
+    tokens = list(islice(_usable_tokens(module, shape.vocab_size), count + 1))
+    exchanged = _exchanged(count)
+    others = [tokens[-1] if place == exchanged else token for place, token in enumerate(tokens[:count])]
+    positions = torch.arange(count, device=module.device)
+    in_order = torch.tensor(tokens[:count], device=module.device)
+    turned = torch.tensor(others, device=module.device)
+    return Sample(tokens=in_order[None]), Sample(tokens=turned.roll(1)[None], positions=positions.roll(1)[None])
+
+
+def run_sample(module: PreTrainedModel, shape: ModelShape, sample: Sample) -> torch.Tensor:
+    """Logits [tokens, vocabulary]. UnsupportedModelError where the model's own code cannot run plain tokens so."""
+    keywords = {}
+    if sample.positions is not None:
+        keywords = {"position_ids": sample.positions, "attention_mask": open_mask(sample.tokens, shape)}
+    try:
+        with torch.inference_mode():
+            logits: torch.Tensor = module(input_ids=sample.tokens, use_cache=False, **keywords).logits[0]
+    except HalError:
+        raise
+    except Exception as error:
+        how = "" if not keywords else " at given positions, without padding"
+        raise UnsupportedModelError(
+            f"{type(module).__name__} cannot run {sample.tokens.shape[1]} text tokens{how}: {type(error).__name__}: {error}. "
+            "If it runs without hal, it needs inputs that hal.models does not give; else its config does not fit its class"
+        ) from error
+    return logits
+
+
+def open_mask(tokens: torch.Tensor, shape: ModelShape) -> torch.Tensor:
+    """The mask of four dimensions that lets everything be seen; models pass it through untouched.
+
+    Modules that append entries to their keys widen a narrower mask; one as wide as the keys is left alone.
+    """
+    count = tokens.shape[-1]
+    has_entries = any(layer.kind == "compressed" for layer in shape.layers)
+    mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=tokens.device)
+    return mask.expand(1, 1, count, count if has_entries else 1)
+
+
+def name_rows(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, index: IndexInputs | None, compressor: Compressor | None
+) -> Mapping[str, torch.Tensor]:
+    """What a layer attends with, each [tokens, ...]."""
+    rows = {name: tensor[0].transpose(0, 1) for name, tensor in (("queries", query), ("keys", key), ("values", value))}
+    if index is not None:
+        rows |= {"index queries": index.q, "index weights": index.weights}
+        if isinstance(index.k, torch.Tensor):
+            rows["index keys"] = index.k
+    if compressor is not None:
+        rows["states to compress"] = compressor.kv
+    return rows
+
+
+def check_tokenwise(module: PreTrainedModel, in_order: ProbeRun, turned: ProbeRun) -> None:
+    """Nothing, or UnsupportedModelError where a token's row changed although its position and the attention's answer did not."""
+    is_exact = module.dtype in EXACT
+    limit = LIMIT if is_exact else ROUNDED
+    for layer_id, products in in_order.products.items():
+        for what, rows in products.items():
+            _compare(f"{what} of layer {layer_id}", in_order.modules[layer_id], rows, turned.products[layer_id][what], limit)
+        limit = LIMIT if is_exact else ROUTED
+    if in_order.logits is not None and turned.logits is not None:
+        _compare("logits", module, in_order.logits, turned.logits, limit)
+
+
+def _compare(what: str, module: torch.nn.Module, in_order: torch.Tensor, turned: torch.Tensor, limit: float) -> None:
+    kept = [place for place in range(len(in_order)) if place != _exchanged(len(in_order))]
+    wanted, found = in_order[kept].float(), turned.roll(-1, 0)[kept].float()
+    difference, size = (wanted - found).norm().item(), wanted.norm().item()
+    if difference > limit * size:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} makes other {what} of the same tokens at the same positions when their neighbours change "
+            f"(by {difference / size:.0%}): something besides attention carries state from token to token (a convolution, a "
+            "recurrence), or positions are counted in a way of its own. hal pages keys and values only; run the model with "
+            "transformers' own attention"
+        )
+
+
+def _exchanged(count: int) -> int:
+    return max(0, count - 3)
+
+
+def _usable_tokens(module: PreTrainedModel, vocabulary: int) -> Iterator[int]:
+    # The first tokens of a vocabulary are often special ones whose embeddings were never trained.
+    avoided = read_media_tokens(module.config).keys() | {getattr(module.get_input_embeddings(), "padding_idx", None)}
+    everything = chain(range(vocabulary // 2, vocabulary), range(vocabulary // 2))
+    yield from (token for token in everything if token not in avoided)
