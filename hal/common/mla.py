@@ -74,6 +74,9 @@ def attend_mla(
             call.attend_absorbed(phase, slice(0, tokens.stop - tokens.start), batch, piece, target)
         for run in runs:
             call.attend_run(phase, run, piece, target)
+        if runs and runs[-1].tokens.stop < target.shape[0]:
+            # Runs end where the host's lengths do; padded tokens of a device batch come after.
+            target[runs[-1].tokens.stop :].zero_()
         if order is not None:
             out.index_copy_(0, order[tokens], target)
 

@@ -43,11 +43,15 @@ def score_keys(
     dtype = compute_dtype(iq.dtype)
     scores = torch.full((chunk.token_stop - chunk.token_start, chunk.max_seq_len), float("-inf"), dtype=dtype)
     for run in _from_positions(batch, chunk) if batch.key_stops is None else _from_ranges(batch, chunk):
-        begin, end, num_keys = run.begin, run.end, max(run.stops)
+        begin, end, stops, num_keys = run.begin, run.end, run.stops, max(run.stops)
+        if num_keys > chunk.max_seq_len:
+            # A device batch's lengths may be longer than the host was told; what does not fit in a row is not scored.
+            num_keys = chunk.max_seq_len
+            stops = [min(stop, num_keys) for stop in stops]
         stored, is_missing = read_request(cache, batch, run.request, 0, num_keys)
         (keys,) = cache.layout.unpack(stored, cache.scale)
         rows = scores[begin - chunk.token_start : end - chunk.token_start, :num_keys]
-        _score_request(iq[begin:end].to(dtype), weights[begin:end].to(dtype), keys.to(dtype), run.stops, rows)
+        _score_request(iq[begin:end].to(dtype), weights[begin:end].to(dtype), keys.to(dtype), stops, rows)
         if is_missing is not None:
             rows.masked_fill_(is_missing[None, :], float("-inf"))
         if run.starts is not None:

@@ -123,6 +123,7 @@ def built(engine: Engine, batch: hal.Batch, **changes: Any) -> hal.StepMetadata:
 LENGTHS: dict[str, tuple[dict[str, Any], list[int], str]] = {
     "shorter_than_its_new_tokens": ({"seq_lens": [22, 2, 7]}, [1, 7, 1], "request 1 has query_len 7 and seq_len 2"),
     "negative": ({"seq_lens": [22, 20, -5]}, [1, 7, 1], "request 2 has query_len 1 and seq_len -5"),
+    "as_negative_as_can_be": ({"seq_lens": [22, 20, -(2**31)]}, [1, 7, 1], "request 2 has query_len 1 and seq_len -2147483648"),
     "longer_than_said": ({"seq_lens": [22, 20, 10**6]}, [1, 7, 1], "request 2 has query_len 1 and seq_len 1000000"),
     "starts_step_back": ({"query_start_loc": [0, 5, 3, 9]}, [], r"query_start_loc is \[0, 5, 3, 9\]"),
     "starts_past_the_tokens": ({"query_start_loc": [0, 1, 8, 99]}, [], r"query_start_loc is .*at most 9 last"),

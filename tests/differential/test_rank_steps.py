@@ -243,3 +243,15 @@ def test_what_is_selected_over_ranks_reads_key_ranges_in_every_call(arch: str) -
         else:
             for name in selection.providers.values():
                 assert find_backend(name).capabilities.key_ranges
+
+
+@pytest.mark.parametrize("start", [0, 5], ids=["from_0", "from_5"])
+def test_padded_tokens_alone_see_no_key_of_any_rank(start: int) -> None:
+    built = builder(hal.Parallel(dcp=2, dcp_rank=1))
+    built.build(hal.Batch([3], [9], np.zeros((1, 8), np.int32)))
+    empty = torch.zeros(0, dtype=torch.int32), torch.zeros(0, 8, dtype=torch.int32)
+    starts = torch.tensor([start], dtype=torch.int32)
+    metadata = built.build(hal.Batch.from_device(starts, *empty, num_tokens=6, max_query_len=1, max_seq_len=96))
+    for phase in metadata.phases:
+        for batches in phase.shards.values():
+            assert all(torch.equal(batch.key_starts, batch.key_stops) and len(batch.key_stops) == 6 for batch in batches)

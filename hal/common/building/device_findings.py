@@ -25,13 +25,16 @@ def find_mistake(batch: DeviceBatch, step: HostStep, rules: TableRules, decode_t
     """
     lens = step.seq_lens
     if not step.num_reqs:
-        return None
+        return (
+            None if step.starts[0] == 0 else f"query_start_loc is {step.starts.tolist()}; expected [0] of a step without requests"
+        )
     if step.is_single:
-        least, most, context = 1, 1, int(np.minimum.reduce(lens)) - 1
+        least, most, is_short = 1, 1, int(np.minimum.reduce(lens)) < 1
     else:
         query_lens = step.query_lens
         least, most = int(np.minimum.reduce(query_lens)), int(np.maximum.reduce(query_lens))
-        context = int(np.minimum.reduce(lens - query_lens))
+        # Not by their difference: a length may be as negative as 32 bits allow.
+        is_short = bool(np.logical_or.reduce(lens < query_lens))
     if step.starts[0] != 0 or least < 0 or step.num_tokens > batch.num_tokens:
         return f"query_start_loc is {step.starts.tolist()}; expected 0 first, no step back, and at most {batch.num_tokens} last"
     decodes = step.num_decodes
@@ -41,7 +44,7 @@ def find_mistake(batch: DeviceBatch, step: HostStep, rules: TableRules, decode_t
             "new tokens by num_decodes and query_lens"
         )
     longest = int(np.maximum.reduce(lens))
-    if context < 0 or longest > batch.max_seq_len or most > batch.max_query_len:
+    if is_short or longest > batch.max_seq_len or most > batch.max_query_len:
         return _describe_wrong_length(batch, step.query_lens, lens)
     return _find_wrong_id(step, rules, longest) or _find_wrong_slot(step, rules)
 
@@ -115,10 +118,11 @@ def find_wrong_hint(batch: DeviceBatch, step: HostStep) -> str | None:
 def drop_requests(starts: torch.Tensor, lens: torch.Tensor, max_seq_len: int, num_decodes: int, decode_tokens: int) -> None:
     """Set lens to 0, in place, where a length is less than the request's new tokens or more than any is said to be.
 
-    Everywhere, where the decodes do not end where the host was told: nobody can say which phase a token belongs to.
+    Everywhere, where the first request does not begin at 0 or the decodes do not end where the host was told: nobody can say
+    which request or phase a token belongs to.
     """
     query_lens = starts[1:] - starts[:-1]
-    is_sound = (lens >= query_lens) & (lens <= max_seq_len) & (query_lens >= 0)
+    is_sound = (lens >= query_lens) & (lens <= max_seq_len) & (query_lens >= 0) & (starts[:1] == 0)
     if num_decodes < len(lens):
         is_sound &= starts[num_decodes] == decode_tokens
     lens.mul_(is_sound)

@@ -265,5 +265,4 @@ def _fill_padding(step: HostStep, arrays: Mapping[str, Ints]) -> None:
         arrays[name][:, requests] = 0
     for name in ("positions", "req_id", "phase_req_id", "key_bounds"):
         arrays[name][tokens] = 0
-    if step.slots is None:
-        arrays["slots"][:, tokens] = -1
+    arrays["slots"][:, tokens] = -1

@@ -41,15 +41,19 @@ def fill_from_device(
     lens = arrays["seq_lens"][:requests].copy_(batch.seq_lens)
     starts.clamp_(min=0, max=tokens)
     drop_requests(starts, lens, batch.max_seq_len, num_decodes, decode_tokens)
+    # What comes before the first request is nobody's, and a kernel that starts there would leave it unwritten.
+    starts[:1].zero_()
     req_id, positions = arrays["req_id"][:tokens], arrays["positions"][:tokens]
     index = torch.arange(tokens, device=starts.device, dtype=torch.int32)
     torch.searchsorted(starts[1:], index, right=True, out_int32=True, out=req_id)
     is_real = index < starts[-1]
-    req_id.clamp_(max=max(0, requests - 1))
-    shift = lens - starts[1:]
+    req_id.mul_(is_real)
+    # One row more than a step without requests has: its padded tokens look theirs up too.
+    rows = max(1, requests)
+    shift = arrays["seq_lens"][:rows] - arrays["starts"][1 : rows + 1]
     unclamped = index + shift[req_id]
-    positions.copy_(unclamped.clamp(min=0))
     is_placed = is_real & (unclamped >= 0)
+    positions.copy_(torch.where(is_placed, unclamped, 0))
     arrays["key_bounds"][:tokens] = torch.where(is_placed, positions + 1, 0)
     # By what the host was told, which the phases are cut by: an id or a start past its phase would be read out of bounds.
     phase_req_id = arrays["phase_req_id"][:tokens]
@@ -100,7 +104,7 @@ def _fill_slots(
         num_blocks, slots = rules.groups[group].num_blocks, arrays["slots"][group][:tokens]
         if batch.slot_mapping is not None:
             given = batch.slot_mapping[group if len(batch.slot_mapping) > 1 else 0]
-            is_slot = given < num_blocks * block_size
+            is_slot = is_placed & (given < num_blocks * block_size)
             slots.copy_(torch.where(is_slot, given, -1))
             has_slot = has_slot & is_slot
             continue

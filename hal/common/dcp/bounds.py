@@ -85,6 +85,11 @@ class ShardBounds:
 
     def _fill_phase(self, phase: Phase) -> None:
         lengths = phase.batches[0].seq_lens
+        if not lengths.shape[0]:
+            # Padded tokens alone, which belong to no request.
+            self._starts[:, phase.tokens] = 0
+            self._stops[:, phase.tokens] = 0
+            return
         self._ordered_lens[phase.requests] = local_length(lengths, self._parallel)
         per_token = lengths[phase.req_id.long()]
         for index, rule in enumerate(self._rules):
