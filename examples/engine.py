@@ -110,6 +110,8 @@ class Engine:
         longest = min(self.num_tokens, LIMITS.max_model_len)
         if not prompt or max_new_tokens < 1 or len(prompt) + max_new_tokens > longest:
             raise ValueError(f"{len(prompt)} tokens and {max_new_tokens} new ones; expected 1 of each and at most {longest}")
+        if not 0 <= min(prompt) <= max(prompt) < self.plan.shape.vocab_size:
+            raise ValueError(f"tokens {min(prompt)} to {max(prompt)}; expected 0 to {self.plan.shape.vocab_size - 1}")
         pages = RequestPages(self.plan, self.pools)
         request = Request(tokens=list(prompt), max_length=len(prompt) + max_new_tokens, pages=pages)
         self.waiting.append(request)

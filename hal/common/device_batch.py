@@ -85,13 +85,10 @@ def make_device_batch(
     devices = {tensor.device for tensor in (query_start_loc, seq_lens, *tables, *(slots or ()))}
     if len(devices) > 1:
         raise BatchError(f"the batch's tensors lie on {sorted(map(str, devices))}; put them on one device")
-    for name, values in (("query_lens", query_lens), ("seq_lens_upper", seq_lens_upper)):
-        if values is not None and len(values) != requests:
-            raise BatchError(f"{name} has {len(values)} entries; the step has {requests} requests")
     if num_decodes is not None and not 0 <= num_decodes <= requests:
         raise BatchError(f"num_decodes is {num_decodes}; expected 0 to {requests}")
-    queries = None if query_lens is None else _as_ints("query_lens", query_lens)
-    longest = None if seq_lens_upper is None else _as_ints("seq_lens_upper", seq_lens_upper)
+    queries = None if query_lens is None else _as_ints("query_lens", query_lens, requests)
+    longest = None if seq_lens_upper is None else _as_ints("seq_lens_upper", seq_lens_upper, requests)
     _check_host_lengths(sizes, queries, longest)
     return DeviceBatch(
         query_start_loc=query_start_loc,
@@ -164,9 +161,17 @@ def _as_int(name: str, value: object) -> int:
     return int(value)
 
 
-def _as_ints(name: str, values: Sequence[int]) -> tuple[int, ...]:
+def _as_ints(name: str, values: Sequence[int], requests: int) -> tuple[int, ...]:
+    if not isinstance(values, (Sequence, np.ndarray)):
+        raise BatchError(f"{name} is a {type(values).__name__}; expected a sequence of whole numbers, one per request")
+    if len(values) != requests:
+        raise BatchError(f"{name} has {len(values)} entries; the step has {requests} requests")
     # Of hundreds in a step, one that is not whole makes their sum so.
-    if not isinstance(sum(values), (int, np.integer)):
+    try:
+        total = sum(values)
+    except TypeError:
+        total = None
+    if not isinstance(total, (int, np.integer)):
         value = next(value for value in values if not isinstance(value, (int, np.integer)))
         raise BatchError(f"{name} holds {value!r}; expected whole numbers that the host knows")
     return tuple(values)

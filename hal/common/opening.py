@@ -82,8 +82,23 @@ def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], group: Any) ->
             raise LayoutError(f"every cache of group {cache_group.group_id} needs as many pages, got {counts}")
         blocks += list(counts.values())[:1]
     caches = {key: _bind_cache(specs[key], storage, scale, plan) for key, (storage, scale) in given.items()}
+    _check_apart({key: (specs[key].group, cache.storage) for key, cache in caches.items()})
     pools = make_pools(blocks or [0], is_single=len(set(blocks)) < 2)
     return Attention(plan, open_backends(plan), caches, pools, ranks)
+
+
+def _check_apart(storages: Mapping[CacheKey, tuple[int, torch.Tensor]]) -> None:
+    """Nothing, or LayoutError where two caches of a group begin in one place: under one table each overwrites the other.
+
+    Caches of different groups may: an engine can give every page to one group at a time.
+    """
+    begins: dict[tuple[int, int], CacheKey] = {}
+    for key, (group, storage) in storages.items():
+        first = begins.setdefault((group, storage.data_ptr()), key)
+        if first != key and storage.numel():
+            raise LayoutError(
+                f"the caches of {first} and {key}, both of group {group}, begin in the same memory; give each a tensor of its own"
+            )
 
 
 def _split_scale(key: CacheKey, given: Given) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -96,7 +111,7 @@ def _split_scale(key: CacheKey, given: Given) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, scale: torch.Tensor | None, plan: Plan) -> KVCache:
-    expected = torch.device(plan.device.torch_device or "meta").type
+    expected = torch.device(find_torch_device(plan)).type
     if tensor.device.type != expected:
         raise LayoutError(f"the cache of {spec.key} is on {tensor.device}; the plan runs on {expected}")
     rows = tensor.shape[1] if tensor.dim() == 3 else spec.rows_per_page

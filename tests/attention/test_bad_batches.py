@@ -89,6 +89,11 @@ NO_BATCHES: dict[str, tuple[Any, list[str]]] = {
     "a_word_as_length": (lambda: on_device(max_seq_len="9"), ["max_seq_len is '9'"]),
     "half_a_decode": (lambda: on_device(num_decodes=1.5), ["num_decodes is 1.5"]),
     "half_lengths": (lambda: on_device(query_lens=[0.5, 1]), ["query_lens holds 0.5"]),
+    "one_length_for_all": (lambda: on_device(query_lens=1), ["query_lens is a int", "one per request"]),
+    "words_as_lengths": (lambda: on_device(query_lens=["a", "b"]), ["query_lens holds 'a'"]),
+    "an_unknown_length": (lambda: on_device(seq_lens_upper=[9, None]), ["seq_lens_upper holds None"]),
+    "rows_of_lengths": (lambda: on_device(seq_lens_upper=[[9], [5]]), ["seq_lens_upper holds [9]"]),
+    "lengths_on_the_device": (lambda: on_device(seq_lens_upper=torch.tensor([9, 5])), ["seq_lens_upper is a Tensor"]),
 }
 
 

@@ -167,6 +167,7 @@ REFUSALS: dict[str, tuple[Any, list[str]]] = {
     "expanded_pages": (lambda t: t | {0: torch.zeros(1, 4, 16).expand(8, 4, 16)}, ["stride"]),
     "expanded_rows": (lambda t: t | {0: torch.zeros(8, 1, 16).expand(8, 4, 16)}, ["stride"]),
     "overlapping_pages": (lambda t: t | {0: torch.zeros(1000).as_strided((8, 4, 16), (32, 16, 1))}, ["stride"]),
+    "one_tensor_for_two_layers": (lambda t: t | {1: t[0]}, ["0 and 1", "group 0", "same memory"]),
     "half_rows": (lambda t: t | {0: torch.zeros(2000).as_strided((8, 4, 16), (72, 16, 1))}, ["stride", "72"]),
 }
 
@@ -179,6 +180,29 @@ def test_tensors_that_do_not_fit_are_refused_with_both_figures(name: str) -> Non
     with pytest.raises(hal.LayoutError) as error:
         plan.bind(change(tensors))
     assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_groups_may_share_memory_whose_pages_they_take_in_turn() -> None:
+    """One tensor for a layer of every group, as engines do that give each page to one group at a time."""
+    shape = model(gqa(0), gqa(1, window=3))
+    engine = Engine(shape, dtype="float64")
+    first, _ = engine.plan.cache_specs()
+    (tensor,) = place((first,), 40, "gaps").values()
+    engine.attention = engine.plan.bind({0: tensor, 1: tensor})
+
+    def to_batch(batch: hal.Batch) -> Any:
+        (table,) = batch.block_tables
+        return hal.Batch(batch.query_lens, batch.seq_lens, [table, np.where(table < 0, -1, table + 20)])
+
+    engine.allocate = PagePool(20).allocate
+    for step in SCRIPT:
+        run_step(engine, step, to_batch=to_batch)
+
+
+def test_an_absent_devices_plan_binds_nothing() -> None:
+    plan = hal.plan(SHAPES["gqa"], "cuda:sm_90", limits=hal.Limits(64, 6, 48), dtype="bfloat16")
+    with pytest.raises(hal.BackendError, match="cuda:sm_90 is not on this machine"):
+        plan.bind(place(plan.cache_specs(), 8, "tight"))
 
 
 @pytest.mark.parametrize("key", [0, 1, (1, "index")], ids=str)

@@ -131,6 +131,9 @@ def test_a_prompt_that_could_never_run_is_refused(module: Any) -> None:
     for prompt, new in (([], 4), ([1] * 60, 5), ([1], 0)):
         with pytest.raises(ValueError, match="at most 64"):
             engine.submit(prompt, new)
+    for prompt in ([3, 96], [-1, 3]):
+        with pytest.raises(ValueError, match="expected 0 to 95"):
+            engine.submit(prompt, 4)
     assert not engine.waiting
 
 

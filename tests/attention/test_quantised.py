@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -161,7 +163,8 @@ def test_scales_are_ones_until_they_are_set_and_set_in_place() -> None:
 
 def test_scales_that_do_not_fit_are_refused() -> None:
     engine = make_engine(HEADS, "kv_fp8")
-    for wrong in (torch.ones(3), torch.ones(2, 3), torch.ones(2, dtype=torch.bfloat16)):
+    wrongs: tuple[Any, ...] = (torch.ones(3), torch.ones(2, 3), torch.ones(2, dtype=torch.bfloat16), np.ones(2, np.float32), 0.5)
+    for wrong in wrongs:
         with pytest.raises(hal.LayoutError, match="kv_fp8"):
             engine.attention.set_scale(0, wrong)
     with pytest.raises(hal.LayoutError, match="layer 2 has no cache with scales"):

@@ -134,9 +134,15 @@ class Layout:
         """Nothing, or LayoutError for scales that are missing, not wanted, not fp32 or of another shape."""
         if scale is None and not self.scale_shapes:
             return
-        given = "none" if scale is None else f"{str(scale.dtype).removeprefix('torch.')} {list(scale.shape)}"
+        import torch
+
+        if isinstance(scale, torch.Tensor):
+            if scale.dtype is torch.float32 and tuple(scale.shape) in self.scale_shapes:
+                return
+            given = f"{str(scale.dtype).removeprefix('torch.')} {list(scale.shape)}"
+        else:
+            given = "none" if scale is None else f"a {type(scale).__name__}, which is no tensor"
         if not self.scale_shapes:
             raise LayoutError(f"layout {self.name!r} keeps no scales outside its rows; got {given}")
-        if scale is None or given.split()[0] != "float32" or tuple(scale.shape) not in self.scale_shapes:
-            wanted = " or ".join(str(list(shape)) for shape in self.scale_shapes)
-            raise LayoutError(f"layout {self.name!r} needs scales float32 {wanted} beside its rows; got {given}")
+        wanted = " or ".join(str(list(shape)) for shape in self.scale_shapes)
+        raise LayoutError(f"layout {self.name!r} needs scales float32 {wanted} beside its rows; got {given}")
