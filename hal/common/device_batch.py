@@ -166,15 +166,19 @@ def _as_ints(name: str, values: Sequence[int], requests: int) -> tuple[int, ...]
         raise BatchError(f"{name} is a {type(values).__name__}; expected a sequence of whole numbers, one per request")
     if len(values) != requests:
         raise BatchError(f"{name} has {len(values)} entries; the step has {requests} requests")
+    given = tuple(values.tolist() if isinstance(values, np.ndarray) else values)
     # Of hundreds in a step, one that is not whole makes their sum so.
     try:
-        total = sum(values)
+        is_plain = type(sum(given)) is int
     except TypeError:
-        total = None
-    if not isinstance(total, (int, np.integer)):
-        value = next(value for value in values if not isinstance(value, (int, np.integer)))
-        raise BatchError(f"{name} holds {value!r}; expected whole numbers that the host knows")
-    return tuple(values)
+        is_plain = False
+    if not is_plain:
+        for value in given:
+            if not isinstance(value, (int, np.integer)):
+                raise BatchError(f"{name} holds {value!r}; expected whole numbers that the host knows")
+        # numpy adds its numbers in as few bits as they have.
+        given = tuple(map(int, given))
+    return given
 
 
 def _check(name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:

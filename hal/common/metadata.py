@@ -18,7 +18,7 @@ from .building.fill_device import fill_from_device
 from .building.fill_rows import RowRule, fill_rows, row_regions, row_rules
 from .building.mla_runs import plan_runs
 from .building.staging import ALIGNMENT, Staging
-from .building.validation import check_batch
+from .building.validation import check_batch, check_counts
 from .dcp.bounds import ShardBounds
 from .device_batch import DeviceBatch, check_device_batch
 from .environment import read_variable
@@ -87,8 +87,12 @@ class MetadataBuilder:
 
     def build_for_capture(self, num_reqs: int, num_tokens: int) -> StepMetadata:
         """The metadata of a made-up step of this size, lengths spread evenly, for capturing a graph or warming up."""
+        for name, count in (("num_reqs", num_reqs), ("num_tokens", num_tokens)):
+            if isinstance(count, bool) or not isinstance(count, (int, np.integer)):
+                raise InputError(f"{name} is {count!r}; expected a whole number")
         if num_reqs < 1 or num_tokens < num_reqs:
             raise InputError(f"cannot spread {num_tokens} tokens over {num_reqs} requests; each needs at least one")
+        check_counts(num_reqs, num_tokens, self.plan.limits)
         query_lens = np.full(num_reqs, num_tokens // num_reqs)
         query_lens[: num_tokens % num_reqs] += 1
         pages = -(-int(query_lens.max()) // self.plan.tokens_per_page)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -55,8 +55,8 @@ class PagePool:
 
     def share(self, pages: Iterable[int]) -> list[int]:
         """The same pages with one more holder each; ValueError, with nothing changed, for a page that nobody holds."""
-        wanted = list(pages)
-        self._check_held(set(wanted))
+        wanted = self._as_own(pages)
+        self._check_held(dict.fromkeys(wanted, 1))
         for page in wanted:
             self._holders[page] += 1
             if self._holders[page] == 2:
@@ -65,8 +65,8 @@ class PagePool:
 
     def free(self, pages: Iterable[int]) -> None:
         """One holder less for each page, and the page back where that was the last; ValueError as for share."""
-        wanted = list(pages)
-        self._check_held(wanted)
+        wanted = self._as_own(pages)
+        self._check_held(Counter(wanted))
         for page in wanted:
             self._holders[page] -= 1
             if not self._holders[page]:
@@ -74,9 +74,17 @@ class PagePool:
             elif self._holders[page] == 1:
                 self._mark_shared(page, False)
 
-    def _check_held(self, pages: Iterable[int]) -> None:
-        for page, count in Counter(pages).items():
+    def _as_own(self, pages: Iterable[int]) -> list[int]:
+        try:
+            wanted = list(pages)
+        except TypeError as error:
+            raise InputError(f"pages is {pages!r}; expected a list of page ids, as allocate() gives") from error
+        for page in wanted:
             self._check_own(page)
+        return wanted
+
+    def _check_held(self, counts: Mapping[int, int]) -> None:
+        for page, count in counts.items():
             if count > self._holders[page]:
                 raise InputError(f"page {page} is held {self._holders[page]} times and named {count} times; freed twice?")
 

@@ -16,8 +16,9 @@ from .capacity import count_blocks, count_tokens
 from .dcp.buffers import rank_buffers
 from .device import Device, detect
 from .environment import warn_of_mistakes
+from .errors import InputError
 from .layouts import Layout, block_table_width
-from .limits import Limits
+from .limits import Limits, check_positive_int
 from .parallel import Parallel
 from .registry import find_backend, known_libraries
 from .request import Graphs, Request
@@ -204,6 +205,8 @@ class Plan:
         read, max_num_seqs windows and one step's max_num_batched_tokens are enough, provided that pages behind a window are
         freed before each step.
         """
+        if num_tokens is not None:
+            check_positive_int("num_tokens", num_tokens)
         pages = self.default_num_blocks() if num_tokens is None else -(-num_tokens // self.tokens_per_page)
         return tuple(max(1, count_blocks(self, group, pages)) for group in self.groups)
 
@@ -285,6 +288,7 @@ def plan(
     what is installed for a present device, and every library for another. NoBackend where a layer cannot be served; no tensor
     is made.
     """
+    _check_types(shape, limits, parallel, software, kv_layout, backend)
     check_entry_sources(shape)
     warn_of_mistakes()
     device = _resolve_device(device)
@@ -328,6 +332,21 @@ def plan(
     )
 
 
+def _check_types(shape: object, limits: object, parallel: object, software: object, kv_layout: object, backend: object) -> None:
+    """Nothing, or InputError for what cannot be meant: above all a config in the place of what is read from it."""
+    if not isinstance(shape, ModelShape):
+        raise InputError(f"shape is a {type(shape).__name__}; expected the ModelShape that hal.config.read_shape(source) gives")
+    for name, value, expected in (
+        ("limits", limits, Limits),
+        ("parallel", parallel, Parallel),
+        ("software", software, Software),
+        ("kv_layout", kv_layout, str),
+        ("backend", backend, str),
+    ):
+        if value is not None and not isinstance(value, expected):
+            raise InputError(f"{name} is {value!r}; expected a {expected.__name__}")
+
+
 def _select(requests: list[Request | None], backend: str | None) -> list[Selection | None]:
     return [None if request is None else choose(request, backend) for request in requests]
 
@@ -352,6 +371,8 @@ def _resolve_device(device: Device | str | None) -> Device:
         return detect()[0]
     if isinstance(device, Device):
         return device
+    if not isinstance(device, str):
+        raise InputError(f"device is {device!r}; expected a Device or a target such as 'cuda:sm_90' or 'cpu'")
     wanted = Device.from_arch(device)
     return next((found for found in detect() if found.target == wanted.target), wanted)
 

@@ -151,6 +151,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "slot_type": ({"slot_mapping": torch.zeros(3, dtype=torch.int32)}, "int64"),
     "decodes": ({"num_decodes": 4}, "num_decodes is 4"),
     "lengths": ({"query_lens": [1]}, "query_lens has 1"),
+    "no_lengths": ({"query_lens": 3}, "query_lens is a int; expected a sequence"),
+    "a_length_of_nothing": ({"seq_lens_upper": [5, None, 1]}, "seq_lens_upper holds None"),
+    "part_of_a_length": ({"seq_lens_upper": [5, 9, 1.5]}, "seq_lens_upper holds 1.5"),
+    "device_lengths": ({"query_lens": torch.ones(3, dtype=torch.int32)}, "query_lens holds tensor"),
     "too_many_requests": ({"num_decodes": None, "more": 6}, "9 requests"),
     "negative_tokens": ({"num_tokens": -1, "slot_mapping": None}, "num_tokens is -1"),
     "more_new_tokens": ({"query_lens": [1, 2, 1]}, "query_lens are 1 to 2, 4 together.*num_tokens = 3"),
@@ -200,6 +204,17 @@ def test_what_the_host_can_see_is_refused_before_anything_is_written(name: str) 
     assert not any(bool(cache.storage.any()) for cache in attention.caches.values())
     assert attention.pages.num_free == free
     assert attention.build(refused({})).step_id == step + 1
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int64])
+def test_lengths_in_few_bits_add_up(dtype: type) -> None:
+    queries, lengths = [15, 100, 100], [100, 100, 100]
+    limits = hal.Limits(128, 8, 256, block_size=8)
+    plan = hal.plan(model(sparse(topk=5)), "cpu", limits=limits, dtype="float64")
+    tables, narrow = make_tables(3), {"query_lens": np.array(queries, dtype), "seq_lens_upper": np.array(lengths, dtype)}
+    pairs = [plan.open(BLOCKS).build(on_device(queries, lengths, tables, "lengths", **hints)) for hints in ({}, narrow)]
+    assert all(torch.equal(*pair) for pair in zip(*map(list_arrays, pairs), strict=True))
+    assert pairs[0].prefill.chunks == pairs[1].prefill.chunks
 
 
 def test_a_table_that_is_too_narrow_is_refused() -> None:

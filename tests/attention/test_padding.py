@@ -132,10 +132,19 @@ def test_a_step_for_capture_needs_a_token_per_request(attention: hal.Attention, 
         attention.build_for_capture(num_reqs, num_tokens)
 
 
-@pytest.mark.parametrize(("num_reqs", "num_tokens"), [(9, 9), (8, 41), (1, 41)])
+@pytest.mark.parametrize(("num_reqs", "num_tokens"), [(9, 9), (8, 41), (1, 41), (1, 2**70), (10**12, 10**12)])
 def test_a_step_for_capture_keeps_the_limits(attention: hal.Attention, num_reqs: int, num_tokens: int) -> None:
     with pytest.raises(hal.BatchError):
         attention.build_for_capture(num_reqs, num_tokens)
+
+
+@pytest.mark.parametrize("count", [2.0, "2", None, True, np.True_], ids=repr)
+def test_a_step_for_capture_is_counted_in_whole_numbers(attention: hal.Attention, count: object) -> None:
+    before = attention.build_for_capture(np.int64(2), np.int32(3)).step_id
+    for name, sizes in (("num_reqs", (count, 4)), ("num_tokens", (1, count))):
+        with pytest.raises(hal.InputError, match=f"{name} is "):
+            attention.build_for_capture(*sizes)
+    assert attention.build_for_capture(2, 3).step_id == before + 1
 
 
 def test_a_step_for_capture_writes_to_nobodys_page() -> None:

@@ -15,12 +15,7 @@ from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_
 
 def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: bool = True) -> None:
     """Nothing, or BatchError with the values. is_written: the new tokens will be written to the pages that the tables name."""
-    if batch.num_reqs > limits.max_num_seqs:
-        raise BatchError(f"{batch.num_reqs} requests in a step, the plan allows max_num_seqs = {limits.max_num_seqs}")
-    if batch.num_tokens > limits.max_num_batched_tokens:
-        raise BatchError(
-            f"{batch.num_tokens} new tokens in a step, the plan allows max_num_batched_tokens = {limits.max_num_batched_tokens}"
-        )
+    check_counts(batch.num_reqs, batch.num_tokens, limits)
     longest = int(batch.seq_lens.max(initial=0))
     if longest > limits.max_model_len:
         request = int(batch.seq_lens.argmax())
@@ -32,6 +27,16 @@ def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: 
             mistake = describe_shared_write(table, batch.query_lens, batch.seq_lens, rule.pool, rules.tokens_per_page)
             if mistake is not None:
                 raise BatchError(mistake)
+
+
+def check_counts(num_reqs: int, num_tokens: int, limits: Limits) -> None:
+    """Nothing, or BatchError where a step has more requests or new tokens than the plan allows."""
+    if num_reqs > limits.max_num_seqs:
+        raise BatchError(f"{num_reqs} requests in a step, the plan allows max_num_seqs = {limits.max_num_seqs}")
+    if num_tokens > limits.max_num_batched_tokens:
+        raise BatchError(
+            f"{num_tokens} new tokens in a step, the plan allows max_num_batched_tokens = {limits.max_num_batched_tokens}"
+        )
 
 
 def _check_padding(batch: Batch, limits: Limits) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -57,12 +58,17 @@ class TestMistakes:
         assert pool.num_free == 7
         pool.free([other])
 
-    @pytest.mark.parametrize("page", [-1, 8, 10**9, True, 1.0, "1", None])
+    @pytest.mark.parametrize("page", [-1, 8, 10**9, True, 1.0, "1", None, [0], {0}])
     def test_a_page_of_another_pool(self, call: str, page: Any, pool: PagePool) -> None:
         (own,) = pool.allocate(1)
-        with pytest.raises(ValueError, match=f"page {page!r} .*0 to 7"):
+        with pytest.raises(ValueError, match=f"page {re.escape(repr(page))} .*0 to 7"):
             getattr(pool, call)([own, page])
         assert pool.num_free == 7
+
+    @pytest.mark.parametrize("pages", [3, None, 1.5])
+    def test_what_is_no_list_of_pages(self, call: str, pages: Any, pool: PagePool) -> None:
+        with pytest.raises(ValueError, match=f"pages is {pages!r}; expected a list"):
+            getattr(pool, call)(pages)
 
 
 def test_a_page_named_twice_in_one_call_is_a_double_free(pool: PagePool) -> None:

@@ -166,3 +166,30 @@ def test_a_misspelt_variable_is_warned_about_once_for_all_layers(
     monkeypatch.setenv("HAL_BACKNED", "cpu")
     planned(MIXED)
     assert [record.message.count("HAL_BACKEND?") for record in caplog.records] == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("shape", {"hidden_size": 64}),
+        ("shape", None),
+        ("device", ["cuda:sm_90"]),
+        ("limits", {"max_model_len": 64}),
+        ("limits", []),
+        ("parallel", 2),
+        ("software", "vllm"),
+        ("kv_layout", ["kv"]),
+        ("backend", 3),
+    ],
+    ids=str,
+)
+def test_an_argument_of_another_kind_is_refused_by_name(name: str, value: object) -> None:
+    arguments = {"shape": MIXED, "device": "cpu", "limits": LIMITS} | {name: value}
+    with pytest.raises(hal.InputError, match=f"^{name} is .*expected"):
+        hal.plan(**arguments)
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 1.5, "64"])
+def test_pools_for_no_number_of_tokens(tokens: object) -> None:
+    with pytest.raises(hal.InputError, match=f"num_tokens is {tokens!r}"):
+        planned(MIXED).blocks_per_group(tokens)
