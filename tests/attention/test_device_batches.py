@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no_lengths": ({"query_lens": 3}, "query_lens is a int; expected a sequence"),
     "a_length_of_nothing": ({"seq_lens_upper": [5, None, 1]}, "seq_lens_upper holds None"),
     "part_of_a_length": ({"seq_lens_upper": [5, 9, 1.5]}, "seq_lens_upper holds 1.5"),
-    "device_lengths": ({"query_lens": torch.ones(3, dtype=torch.int32)}, "query_lens holds tensor"),
+    "device_lengths": ({"query_lens": torch.ones(3, dtype=torch.int32)}, "query_lens is a Tensor; expected a sequence"),
     "too_many_requests": ({"num_decodes": None, "more": 6}, "9 requests"),
     "negative_tokens": ({"num_tokens": -1, "slot_mapping": None}, "num_tokens is -1"),
     "more_new_tokens": ({"query_lens": [1, 2, 1]}, "query_lens are 1 to 2, 4 together.*num_tokens = 3"),
