@@ -104,7 +104,7 @@ def _pack_blocks(layout: Layout, blocks: BlockScaling, values: torch.Tensor) -> 
         size = (where_scales.stop - where_scales.start) // blocks.num_blocks
         begin = where_scales.start + number * size
         records[:, begin : begin + size] = _store_scale(scale, blocks)
-    records[:, where_plain] = plain.bfloat16().contiguous().view(torch.uint8)
+    records[:, where_plain] = _as_bytes(plain.bfloat16())
     return records
 
 
@@ -143,7 +143,7 @@ def _find_scale(block: torch.Tensor, blocks: BlockScaling, largest: float) -> to
 
 def _store_scale(scale: torch.Tensor, blocks: BlockScaling) -> torch.Tensor:
     if blocks.scale_format != "ue8m0":
-        return scale.contiguous().view(torch.uint8)
+        return _as_bytes(scale)
     exponent = torch.frexp(scale).exponent - 1
     return (exponent + _EXPONENT_BIAS).clamp(0, _LARGEST_SCALE_BYTE).to(torch.uint8)
 
@@ -151,6 +151,11 @@ def _store_scale(scale: torch.Tensor, blocks: BlockScaling) -> torch.Tensor:
 def _block_slices(blocks: BlockScaling) -> Iterator[slice]:
     edges = [*range(0, blocks.lanes, blocks.block), blocks.lanes]
     return (slice(begin, end) for begin, end in pairwise(edges))
+
+
+def _as_bytes(elements: torch.Tensor) -> torch.Tensor:
+    """The bytes of elements [tokens, n]; a copy, since contiguous() leaves strides that it has no use for, which view() refuses."""
+    return elements.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _reinterpret(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
