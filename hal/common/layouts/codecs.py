@@ -154,7 +154,7 @@ def _block_slices(blocks: BlockScaling) -> Iterator[slice]:
 
 
 def _as_bytes(elements: torch.Tensor) -> torch.Tensor:
-    """The bytes of elements [tokens, n]; a copy, since contiguous() leaves strides that it has no use for, which view() refuses."""
+    """The bytes of elements [tokens, n]; a copy, since contiguous() keeps strides that it has no use for and view() has."""
     return elements.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
