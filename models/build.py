@@ -11,26 +11,29 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from hal.config import ModelShape, read_shape
 
-from .errors import CheckpointError, UnsupportedModelError
+from .errors import CheckpointError, UnsupportedModelError, describe
 
 
 def read_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape]:
-    """transformers' config of a folder and its shape. CheckpointError: no folder, no config, a model that needs its own code."""
+    """transformers' config of a folder and its shape.
+
+    CheckpointError: no folder, no config, one that transformers cannot read, a model that needs its own code.
+    """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; give the folder that holds config.json and the .safetensors files")
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (ValueError, OSError, KeyError) as error:
-        raise CheckpointError(f"{folder / 'config.json'} cannot be read by transformers: {error}") from error
+    except Exception as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read by transformers: {describe(error)}") from error
     return config, read_shape(config)
 
 
 def build_module(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """The generating model of this config on the meta device, in eval mode; the caller's config is not shared.
 
-    UnsupportedModelError: transformers maps the config to no text-generating class.
+    UnsupportedModelError: transformers maps the config to no text-generating class, or cannot build the one it maps it to.
     """
     own = copy.deepcopy(config)
     # A config with a text part inside belongs to the wrapper class; the causal class would build that part alone.
@@ -49,5 +52,11 @@ def build_module(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> 
 
 
 def _from_config(family: Any, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
-    module: PreTrainedModel = family.from_config(config, dtype=dtype, trust_remote_code=False)
+    try:
+        module: PreTrainedModel = family.from_config(config, dtype=dtype, trust_remote_code=False)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"transformers cannot build the model of this {type(config).__name__}: {describe(error)}; a value of the config is "
+            "wrong, or a package that the model needs is not installed"
+        ) from error
     return module

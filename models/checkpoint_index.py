@@ -81,7 +81,7 @@ def read_index(folder: Path) -> CheckpointIndex:
 def _read_weight_map(index_file: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index_file} is not a safetensors index: {type(error).__name__}: {error}") from error
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{index_file}: weight_map must map tensor names to file names")
@@ -90,7 +90,8 @@ def _read_weight_map(index_file: Path) -> dict[str, str]:
 
 def _read_listed(folder: Path, weight_map: Mapping[str, str]) -> CheckpointIndex:
     files = {shard: _shard_path(folder, shard) for shard in sorted(set(weight_map.values()))}
-    absent = [shard for shard, file in files.items() if not file.is_file()]
+    # Path.is_file() raises for a name that is too long to be a file's.
+    absent = [shard for shard, file in files.items() if not os.path.isfile(file)]
     if absent:
         raise CheckpointError(
             f"{folder / INDEX_NAME} lists {len(files)} files, {len(absent)} of them are not there: {', '.join(absent)}; "

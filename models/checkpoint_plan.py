@@ -57,7 +57,7 @@ def plan_tensors(index: CheckpointIndex, module: PreTrainedModel, shape: ModelSh
         missing=_missing_after_tying(report.missing_keys, tied, resolver.state),
         unexpected=tuple(sorted(keys.unexpected | report.unexpected_keys)),
         mismatched=_describe_mismatches(report)
-        | _scaled_elements(keys.resolved, index.tensors, resolver.state)
+        | _other_elements(keys.resolved, index.tensors, resolver.state)
         | _packed_weights(keys.unexpected, index.tensors),
         collisions=find_collisions(keys.resolved),
         tied=tied,
@@ -134,15 +134,20 @@ def _describe_mismatches(report: Any) -> dict[str, str]:
     return found
 
 
-def _scaled_elements(
+def _other_elements(
     resolved: Mapping[str, ResolvedKey], tensors: Mapping[str, StoredTensor], state: Mapping[str, torch.Tensor]
 ) -> dict[str, str]:
-    # An 8-bit float is only half a weight: cast without its scale it loads cleanly and computes nonsense.
-    return {
-        place.target: f"stored as {tensors[key].dtype}, which needs a scale; only unquantised checkpoints can be loaded"
-        for key, place in resolved.items()
-        if tensors[key].dtype.startswith("F8") and state[place.target].dtype.itemsize > 1
-    }
+    # An 8-bit float or a whole number is only half a weight: cast without its scale it loads cleanly and computes nonsense.
+    found = {}
+    for key, place in resolved.items():
+        stored, wanted = tensors[key], state[place.target].dtype
+        if stored.dtype.startswith("F8") and wanted.itemsize > 1:
+            found[place.target] = f"stored as {stored.dtype}, which needs a scale; only unquantised checkpoints can be loaded"
+        elif stored.torch_dtype.is_floating_point != wanted.is_floating_point:
+            found[place.target] = (
+                f"stored as {stored.dtype}, and the model has {wanted}; only unquantised checkpoints can be loaded"
+            )
+    return found
 
 
 def _packed_weights(unexpected: Collection[str], tensors: Mapping[str, StoredTensor]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from hal.common.backend import Backend
 from hal.common.opened import kernels
 from hal.common.request import Request
 from hal.common.selection import select
-from hal.config import LayerShape, ModelShape, read_shape
+from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import dtype_name
 
 from .binding import Step, by_token
@@ -21,7 +21,7 @@ from .errors import UnsupportedModelError
 from .interface import BINDING, NAME, AttentionCall, attention_forward, make_mask, register
 from .placing import device_of
 from .probe import bind_modules
-from .support import check_supported
+from .support import check_supported, read_module
 from .undo import undone_on_error
 
 CONTINUOUS_NAME = "hal_flash"
@@ -98,7 +98,7 @@ def enable_generate_batch(module: PreTrainedModel, *, backend: str | None = None
     backend: by name, or the one selected for the module's device. The module is changed (deepcopy it to keep a plain one)
     and generates in no other way. UnsupportedModelError or NoBackend, before anything is changed, for what cannot run so.
     """
-    shape = read_shape(module.config)
+    shape = read_module(module)
     check_supported(module, shape)
     for layer in shape.layers:
         _check_layer(module, layer)

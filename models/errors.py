@@ -5,6 +5,11 @@ from __future__ import annotations
 from hal.config import HalError
 
 
+def describe(error: BaseException) -> str:
+    """Another library's error on one line, its type first."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 class CheckpointError(HalError, RuntimeError):
     """A checkpoint folder does not hold exactly what its model needs; the text lists names, shapes and files."""
 

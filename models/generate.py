@@ -56,7 +56,7 @@ def generate(
 
 
 def _prepare(model: Model, prompts: Sequence[list[int]], max_new_tokens: int, sampling: Sampling) -> list[Running]:
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+    if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
         raise GenerationError(f"max_new_tokens is {max_new_tokens!r}; expected a whole number of at least 1")
     prepared = []
     for index, prompt in enumerate(prompts):

@@ -14,21 +14,21 @@ from hal.common.errors import NotBuiltError
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
 from hal.common.plan import Plan, plan
-from hal.config import ModelShape, read_shape
+from hal.config import ModelShape
 from hal.config.dtypes import model_dtype_name
 
 from .binding import Step
 from .build import build_module, read_model
 from .checkpoint_index import read_index
 from .checkpoint_plan import plan_tensors
-from .errors import CheckpointError, UnsupportedModelError
+from .errors import CheckpointError, UnsupportedModelError, describe
 from .interface import BINDING, NAME, register
 from .loader import load_weights
 from .model import Model
 from .placing import device_of
 from .probe import bind_modules, up_projections
-from .support import check_rope, check_supported
-from .text import read_tokenizer
+from .support import check_rope, check_supported, read_module
+from .text import read_stops, read_tokenizer
 from .undo import undone_on_error
 from .verdict import CheckpointPlan
 
@@ -51,7 +51,8 @@ def load(
 
     device: this machine's best by default. dtype: the checkpoint's by default. strict=False lets missing weights be drawn
     at random and unexpected ones be left out; anything ambiguous, colliding or of a wrong shape is refused all the same.
-    CheckpointError, UnsupportedModelError, ConfigError or NoBackend say what is wrong before a weight is read.
+    CheckpointError, UnsupportedModelError, ConfigError or NoBackend say what is wrong before a weight is read; only what the
+    model's own code shows when it runs comes after.
     """
     folder = Path(path)
     config, shape = read_model(folder)
@@ -62,13 +63,14 @@ def load(
     index = read_index(folder)
     report = plan_tensors(index, empty, shape)
     report.raise_if_bad(strict)
+    tokenizer, generation_config = read_tokenizer(folder), _read_generation_config(folder)
     torch_dtype = getattr(torch, serving.dtype)
     module = build_module(config, torch_dtype)
     where = torch.device(serving.device.torch_device or "cpu")
     notes = load_weights(module, index, report, device=where, dtype=torch_dtype, progress=progress)
     report = replace(report, warnings=report.warnings + notes)
-    _read_generation_config(module, folder)
-    return _start(module, serving, None, report=report, tokenizer=read_tokenizer(folder))
+    module.generation_config = generation_config or module.generation_config
+    return _start(module, serving, None, report=report, tokenizer=tokenizer)
 
 
 def attach(
@@ -84,7 +86,7 @@ def attach(
     The module itself is changed (deepcopy it to keep a plain one): its attention then works only through the Model. A
     module that is refused is left as it was.
     """
-    shape = read_shape(module.config)
+    shape = read_module(module)
     check_supported(module, shape)
     serving = _plan(shape, device_of(module), module.dtype, backend, None, limits)
     check_rope(module, serving.limits)
@@ -140,7 +142,7 @@ def _start(
         module.eval()
         module.get_decoder().set_attn_implementation(NAME)
         modules = bind_modules(module, serving.shape, step)
-        attention = serving.open(num_blocks or _pool_size(serving))
+        attention = serving.open(_pool_size(serving) if num_blocks is None else num_blocks)
         for layer_id, (w_uk, w_uv) in up_projections(modules, serving.shape).items():
             attention.bind_weights(layer_id, w_uk, w_uv)
     return Model(module, serving, attention, step, report=report, tokenizer=tokenizer)
@@ -155,10 +157,12 @@ def _pool_size(serving: Plan) -> int:
     return min(wanted, max(one_request, memory // SHARE_OF_MEMORY // serving.page_bytes))
 
 
-def _read_generation_config(module: PreTrainedModel, folder: Path) -> None:
+def _read_generation_config(folder: Path) -> GenerationConfig | None:
     if not (folder / "generation_config.json").is_file():
-        return
+        return None
     try:
-        module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / 'generation_config.json'} cannot be read: {error}") from error
+        config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        read_stops(config.eos_token_id)
+    except Exception as error:
+        raise CheckpointError(f"{folder / 'generation_config.json'} cannot be read: {describe(error)}") from error
+    return config

@@ -14,13 +14,16 @@ from hal.common.plan import Plan
 from hal.config.media import read_media_tokens
 
 from .binding import Step
+from .errors import GenerationError
 from .generate import Generation, OnToken, generate
 from .sampling import Sampling
-from .text import Tokenizer, encode_prompts
+from .text import Tokenizer, encode_prompts, read_stops
 from .verdict import CheckpointPlan
 
 if TYPE_CHECKING:
     from hal.common.attention import Attention
+
+TOKEN_TYPES = (torch.int64, torch.int32)
 
 
 class Model:
@@ -59,14 +62,19 @@ class Model:
         """Logits [rows, vocabulary] of one step; its keys and values are in the cache afterwards.
 
         input_ids: int64 [tokens], the batch's new tokens end to end, no padding. rows: which of them to compute logits for,
-        by index, all by default.
+        by index and in this order, all by default. GenerationError, before anything is written: tokens that the batch does
+        not count, that the model does not know (seen where they lie on the host), or rows that there are none of.
         """
         metadata = self.attention.build(batch)
+        tokens, vocabulary = metadata.num_tokens_padded, self.plan.shape.vocab_size
+        _check_step(input_ids, rows, tokens, vocabulary)
+        if not tokens:
+            return torch.empty((0, vocabulary), dtype=self.module.dtype, device=self._device)
         step = self._step
         step.attention, step.metadata = self.attention, metadata
-        tokens = len(input_ids)
         keywords: dict[str, Any] = {}
-        keep = None if rows is None or len(rows) == tokens else torch.tensor(rows, dtype=torch.long, device=self._device)
+        is_all = rows is None or list(rows) == list(range(tokens))
+        keep = None if is_all else torch.tensor(rows, dtype=torch.long, device=self._device)
         if keep is not None and self._takes_rows:
             keywords["logits_to_keep"] = keep
         try:
@@ -103,7 +111,7 @@ class Model:
         page pool cannot hold one of the prompts; the text says how many pages would do.
         """
         sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
-        stops = self.eos_token_ids if eos_token_ids is None else frozenset(eos_token_ids)
+        stops = self.eos_token_ids if eos_token_ids is None else read_stops(eos_token_ids)
         encoded = encode_prompts(prompts, self.tokenizer)
         return generate(self, encoded, max_new_tokens, sampling, stops, on_token)
 
@@ -111,7 +119,17 @@ class Model:
     def eos_token_ids(self) -> frozenset[int]:
         """The tokens that end a text, from the model's generation config."""
         config = getattr(self.module, "generation_config", None)
-        eos = getattr(config, "eos_token_id", None)
-        if eos is None:
-            return frozenset()
-        return frozenset([eos] if isinstance(eos, int) else eos)
+        return read_stops(getattr(config, "eos_token_id", None))
+
+
+def _check_step(input_ids: torch.Tensor, rows: Sequence[int] | None, tokens: int, vocabulary: int) -> None:
+    if not isinstance(input_ids, torch.Tensor) or input_ids.shape != (tokens,) or input_ids.dtype not in TOKEN_TYPES:
+        found = f"{input_ids.dtype} {list(input_ids.shape)}" if isinstance(input_ids, torch.Tensor) else repr(input_ids)
+        raise GenerationError(f"input_ids is {found}; expected int64 [{tokens}], as many tokens as the batch counts")
+    if input_ids.device.type == "cpu" and tokens:
+        lowest, highest = (int(edge) for edge in input_ids.aminmax())
+        if lowest < 0 or highest >= vocabulary:
+            raise GenerationError(f"input_ids holds tokens {lowest} to {highest}; the model knows 0 to {vocabulary - 1}")
+    wrong = [row for row in rows or () if not isinstance(row, int) or not 0 <= row < tokens]
+    if wrong:
+        raise GenerationError(f"rows asks for {wrong[0]!r}; expected whole numbers from 0 to {tokens - 1}")

@@ -22,6 +22,9 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        for name, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", (int, type(None)))):
+            if not isinstance(getattr(self, name), kinds):
+                raise GenerationError(f"{name} is {getattr(self, name)!r}; expected a {'whole ' if name == 'seed' else ''}number")
         if not 0.0 <= self.temperature < float("inf"):
             raise GenerationError(f"temperature is {self.temperature}; expected 0 (greedy) or a positive number")
         if not 0.0 < self.top_p <= 1.0:
@@ -43,7 +46,9 @@ def choose_tokens(logits: torch.Tensor, sampling: Sampling, generators: list[tor
     """One token per row of logits [rows, vocabulary]; row i draws from generators[i]."""
     if sampling.temperature == 0.0:
         return [int(token) for token in logits.argmax(dim=-1).tolist()]
-    probabilities = torch.softmax(logits.float().cpu() / sampling.temperature, dim=-1)
+    # From the likeliest down, so that no temperature is too small to divide by.
+    below = logits.double().cpu() - logits.double().cpu().amax(dim=-1, keepdim=True)
+    probabilities = torch.softmax(below / sampling.temperature, dim=-1)
     ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
     if sampling.top_p < 1.0:
         ordered = ordered.masked_fill(ordered.cumsum(dim=-1) - ordered >= sampling.top_p, 0.0)

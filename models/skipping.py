@@ -32,7 +32,7 @@ def explain_skip(tensor: StoredTensor, module: PreTrainedModel) -> str | None:
 
 def explain_unused(key: str, shape: ModelShape, module: PreTrainedModel) -> str | None:
     """Why a key belongs to a part of the model that is not built: a draft layer, or an indexer of a layer that shares one."""
-    match = re.match(r"(.*?)\.(\d+)\.", key)
+    match = re.match(r"(.*?)\.(\d{1,9})\.", key)
     if match is None or not _is_decoder_list(match.group(1), shape.num_layers, module):
         return None
     number = int(match.group(2))

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hal.common.limits import Limits
-from hal.config import LayerShape, ModelShape
+from hal.config import LayerShape, ModelShape, read_shape
 
 from .errors import UnsupportedModelError
 
@@ -16,6 +16,15 @@ GROWING_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary kinds whose frequencies depend on the longest position of a whole batch."""
 
 NEXT_STEP = "run it with transformers' own attention"
+
+
+def read_module(module: PreTrainedModel) -> ModelShape:
+    """The shape of a model in memory. UnsupportedModelError for anything but a transformers model."""
+    if not isinstance(module, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} is no transformers PreTrainedModel; hal.models takes nothing else over"
+        )
+    return read_shape(module.config)
 
 
 def check_supported(module: PreTrainedModel, shape: ModelShape) -> None:

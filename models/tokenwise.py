@@ -14,7 +14,7 @@ from hal.common.kernels import IndexInputs
 from hal.config import HalError, ModelShape
 from hal.config.media import read_media_tokens
 
-from .errors import UnsupportedModelError
+from .errors import UnsupportedModelError, describe
 
 NUM_TOKENS = 4
 EXACT = frozenset({torch.float64, torch.float32})
@@ -54,22 +54,29 @@ def draw_samples(module: PreTrainedModel, shape: ModelShape) -> tuple[Sample, Sa
 
 
 def run_sample(module: PreTrainedModel, shape: ModelShape, sample: Sample) -> torch.Tensor:
-    """Logits [tokens, vocabulary]. UnsupportedModelError where the model's own code cannot run plain tokens so."""
+    """Logits [tokens, vocabulary]. UnsupportedModelError where the model's code cannot run plain tokens or gives no such logits."""
     keywords = {}
     if sample.positions is not None:
         keywords = {"position_ids": sample.positions, "attention_mask": open_mask(sample.tokens, shape)}
     try:
         with torch.inference_mode():
-            logits: torch.Tensor = module(input_ids=sample.tokens, use_cache=False, **keywords).logits[0]
+            output = module(input_ids=sample.tokens, use_cache=False, **keywords)
     except HalError:
         raise
     except Exception as error:
         how = "" if not keywords else " at given positions, without padding"
         raise UnsupportedModelError(
-            f"{type(module).__name__} cannot run {sample.tokens.shape[1]} text tokens{how}: {type(error).__name__}: {error}. "
+            f"{type(module).__name__} cannot run {sample.tokens.shape[1]} text tokens{how}: {describe(error)}. "
             "If it runs without hal, it needs inputs that hal.models does not give; else its config does not fit its class"
         ) from error
-    return logits
+    logits: torch.Tensor | None = getattr(output, "logits", None)
+    if logits is None or logits.ndim != 3 or logits.shape[:2] != sample.tokens.shape:
+        found = "no logits" if logits is None else f"logits {list(logits.shape)}"
+        raise UnsupportedModelError(
+            f"{type(module).__name__} gives {found} for {sample.tokens.shape[1]} tokens; expected a row of the vocabulary for "
+            "each, as a causal language model gives them"
+        )
+    return logits[0]
 
 
 def open_mask(tokens: torch.Tensor, shape: ModelShape) -> torch.Tensor:

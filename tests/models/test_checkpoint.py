@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,10 @@ def test_the_same_expert_under_two_prefixes_is_a_collision(tmp_path: Path) -> No
             "mismatched",
             "model.norm.weight",
         ),
+        (lambda t: t | {"model.norm.weight": torch.ones(64, dtype=torch.int8)}, "mismatched", "model.norm.weight"),
+        (lambda t: t | {"lm_head.weight": t["lm_head.weight"].to(torch.int32)}, "mismatched", "lm_head.weight"),
+        (lambda t: t | {"lm_head.weight": t["lm_head.weight"] > 0}, "mismatched", "lm_head.weight"),
+        (lambda t: t | {f"model.layers.{'9' * 5000}.weight": torch.ones(2)}, "unexpected", f"model.layers.{'9' * 5000}.weight"),
         (
             lambda t: {n: x for n, x in t.items() if n != "model.layers.1.mlp.experts.3.down_proj.weight"},
             "mismatched",
@@ -189,7 +195,18 @@ def test_the_same_expert_under_two_prefixes_is_a_collision(tmp_path: Path) -> No
             "model.layers.1.mlp.experts.gate_up_proj",
         ),
     ],
-    ids=["missing", "unexpected", "shape", "scaled-float8", "one-down-projection", "one-up-projection"],
+    ids=[
+        "missing",
+        "unexpected",
+        "shape",
+        "scaled-float8",
+        "scaled-int8",
+        "whole-numbers",
+        "flags",
+        "a-layer-beyond-all-numbers",
+        "one-down-projection",
+        "one-up-projection",
+    ],
 )
 def test_what_does_not_fit_is_named_before_loading(change, field: str, name: str, tmp_path: Path) -> None:
     folders.save(tiny.build(tiny.deepseek_v3()), tmp_path)
@@ -359,6 +376,18 @@ def only_pickles(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
 
 
+def configure(**fields: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "config.json").read_text()) | fields
+        (folder / "config.json").write_text(json.dumps(content))
+
+    return change
+
+
+def write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
 def cut_short(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
@@ -373,14 +402,67 @@ def cut_short(folder: Path) -> None:
         (only_pickles, r"only pytorch_model\.bin; convert it"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"no \.safetensors file"),
         (cut_short, "not a readable safetensors file"),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "not a safetensors index"),
+        (write("model.safetensors.index.json", "[]"), "not a safetensors index"),
+        (write("model.safetensors.index.json", "[" * 100_000), "not a safetensors index: RecursionError"),
+        (write("model.safetensors.index.json", json.dumps({"weight_map": {"x": "a" * 5000}})), "1 of them are not there"),
+        (write("config.json", "null"), "config.json cannot be read by transformers: TypeError"),
+        (configure(model_type=["llama"]), "config.json cannot be read by transformers: TypeError"),
+        (configure(num_attention_heads=0), "config.json cannot be read by transformers: ZeroDivisionError"),
+        (configure(rope_parameters="x"), "config.json cannot be read by transformers: Strict"),
+        (configure(dtype="float7"), "config.json cannot be read by transformers: AttributeError"),
+        (write("generation_config.json", "[1]"), "generation_config.json cannot be read: TypeError"),
+        (write("generation_config.json", '{"eos_token_id": "x"}'), "generation_config.json cannot be read: .* holds 'x'"),
+        (write("tokenizer.json", "{"), "the tokenizer of .* cannot be read: JSONDecodeError.* takes token ids"),
+        (write("tokenizer_config.json", "{}"), "the tokenizer of .* cannot be read"),
     ],
-    ids=["broken-config", "no-config", "remote-code", "pickles", "no-weights", "cut-short", "broken-index"],
+    ids=[
+        "broken-config",
+        "no-config",
+        "remote-code",
+        "pickles",
+        "no-weights",
+        "cut-short",
+        "broken-index",
+        "bottomless-index",
+        "long-shard-name",
+        "empty-config",
+        "several-types",
+        "no-heads",
+        "rope-in-words",
+        "unknown-dtype",
+        "generation-list",
+        "end-token-in-words",
+        "broken-tokenizer",
+        "no-tokenizer-in-its-config",
+    ],
 )
 def test_a_broken_folder_is_refused_in_one_sentence(llama: PreTrainedModel, tmp_path: Path, spoil, words: str) -> None:
     folders.save(llama, tmp_path)
     spoil(tmp_path)
     with pytest.raises(CheckpointError, match=words):
+        load(tmp_path, device="cpu", progress=False)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [configure(hidden_act="no_such"), configure(rope_parameters={"rope_type": "no_such"}), configure(pad_token_id=9999)],
+    ids=["activation", "rope", "padding"],
+)
+def test_a_config_that_transformers_cannot_build_is_refused(llama: PreTrainedModel, tmp_path: Path, spoil) -> None:
+    folders.save(llama, tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"cannot build the model of this LlamaConfig: .*Error"):
+        plan_checkpoint(tmp_path)
+
+
+def test_a_broken_tokenizer_is_seen_before_the_weights_are_read(
+    llama: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.save(llama, tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    module = sys.modules["hal.models.load"]
+    monkeypatch.setattr(module, "load_weights", lambda *_args, **_kwargs: pytest.fail("weights were read"))
+    with pytest.raises(CheckpointError, match="tokenizer"):
         load(tmp_path, device="cpu", progress=False)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from hal.common.batch import Batch
 from hal.common.errors import CapacityError
 from hal.common.limits import Limits
 from hal.config import HalError
@@ -42,7 +44,20 @@ def all_free(model: Model) -> bool:
         ("text", {}, "list of prompts"),
         ([[1, 128]], {}, "token 128"),
         ([[1, -1]], {}, "token -1"),
+        ([[1.7]], {}, r"prompt 0 holds 1\.7"),
+        ([[True]], {}, "prompt 0 holds True"),
+        ([["a"]], {}, "prompt 0 holds 'a'"),
+        ([[1], None], {}, "prompt 1 is None"),
+        ([[1], b"2"], {}, "prompt 1 is b'2'"),
+        ([1, 2], {}, "prompt 0 is 1"),
+        (None, {}, "prompts is None"),
+        ([[1]], {"eos_token_ids": ["x"]}, "eos_token_ids holds 'x'"),
+        ([[1]], {"eos_token_ids": [1.5]}, r"eos_token_ids holds 1\.5"),
         ([[1]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ([[1]], {"max_new_tokens": True}, "max_new_tokens is True"),
+        ([[1]], {"temperature": "hot"}, "temperature is 'hot'; expected a number"),
+        ([[1]], {"top_p": None}, "top_p is None; expected a number"),
+        ([[1]], {"seed": 1.5}, r"seed is 1\.5; expected a whole number"),
         ([[1]], {"temperature": -1.0}, "temperature is -1.0"),
         ([[1]], {"temperature": float("nan")}, "temperature is nan"),
         ([[1]], {"top_p": 0.0}, "top_p is 0.0"),
@@ -136,6 +151,56 @@ def test_sampling_draws_from_the_tempered_distribution(module: PreTrainedModel) 
     kept = torch.softmax(logits[0] / 2.0, dim=-1)
     kept[3] = 0.0
     torch.testing.assert_close(share, kept / kept.sum(), atol=0.03, rtol=0.0)
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1e-40, 1e-300])
+def test_the_smallest_temperatures_are_greedy(model: Model, temperature: float) -> None:
+    prompts = oracle.random_prompts([5, 9], seed=3)
+    assert model.generate(prompts, 4, temperature=temperature, seed=1) == model.generate(prompts, 4)
+
+
+def one_step(model: Model, lengths: list[int], tokens: torch.Tensor, rows: list[int] | None = None) -> torch.Tensor:
+    pages = model.attention.pages.allocate(len(lengths))
+    try:
+        table = np.array(pages, np.int32).reshape(len(lengths), 1)
+        return model.forward(tokens, Batch(lengths, lengths, table), rows)
+    finally:
+        model.attention.pages.free(pages)
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 1], [1, 1, 1], [2], [0, 2], [], [2, 1, 0, 2]])
+def test_rows_come_in_the_order_they_are_asked_for(model: Model, rows: list[int]) -> None:
+    tokens = torch.tensor([3, 5, 7])
+    everything = one_step(model, [2, 1], tokens)
+    torch.testing.assert_close(one_step(model, [2, 1], tokens, rows), everything[rows], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "words"),
+    [
+        (torch.tensor([3]), None, r"input_ids is torch\.int64 \[1\]; expected int64 \[3\]"),
+        (torch.tensor([3, 4, 5, 6]), None, r"input_ids is torch\.int64 \[4\]"),
+        (torch.tensor([[3, 4, 5]]), None, r"input_ids is torch\.int64 \[1, 3\]"),
+        (torch.tensor([3.0, 4.0, 5.0]), None, r"input_ids is torch\.float32"),
+        ([3, 4, 5], None, r"input_ids is \[3, 4, 5\]"),
+        (torch.tensor([3, 4, 128]), None, "tokens 3 to 128; the model knows 0 to 127"),
+        (torch.tensor([3, 4, -1]), None, "tokens -1 to 4"),
+        (torch.tensor([3, 4, 5]), [3], "rows asks for 3; expected whole numbers from 0 to 2"),
+        (torch.tensor([3, 4, 5]), [-1], "rows asks for -1"),
+        (torch.tensor([3, 4, 5]), [0.5], r"rows asks for 0\.5"),
+    ],
+)
+def test_a_step_of_other_tokens_than_its_batch_is_refused(model: Model, tokens, rows, words: str) -> None:
+    before = [cache.storage.clone() for cache in model.attention.caches.values()]
+    with pytest.raises(GenerationError, match=words):
+        one_step(model, [2, 1], tokens, rows)
+    after = [cache.storage for cache in model.attention.caches.values()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_step_without_tokens_gives_no_rows(model: Model) -> None:
+    empty = model.forward(torch.zeros(0, dtype=torch.long), Batch([], [], np.zeros((0, 1), np.int32)))
+    assert empty.shape == (0, 128)
 
 
 def test_only_the_asked_rows_of_logits_are_computed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
