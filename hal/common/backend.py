@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from .errors import BackendError
@@ -101,6 +101,14 @@ class Backend:
     @classmethod
     def list_workspaces(cls, limits: Limits) -> tuple[Buffer, ...]:
         """The fixed-address buffers that prepare_step() fills; counted in the plan, zero-filled when it is opened."""
+        return ()
+
+    @classmethod
+    def list_scratch(cls, request: Request, limits: Limits, calls: Collection[str]) -> tuple[Buffer, ...]:
+        """What its calls for a request make and give back beside their results, at most; counted in the plan.
+
+        calls: the names of those that it serves for the request.
+        """
         return ()
 
     def prepare_step(self, step: StepMetadata, buffers: Mapping[str, torch.Tensor]) -> None:

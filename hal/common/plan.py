@@ -328,6 +328,7 @@ def plan(
             *plan_buffers(shape, limits, parallel, dtype, block_size, len(groups), gathered),
             *rank_buffers(shape, limits, parallel, dtype),
             *_workspaces(selections, limits),
+            *_scratch(requests, selections, limits),
         ),
     )
 
@@ -357,6 +358,22 @@ def _workspaces(selections: list[Selection | None], limits: Limits) -> tuple[Buf
     return tuple(
         replace(buffer, name=f"{name}: {buffer.name}") for name in names for buffer in find_backend(name).list_workspaces(limits)
     )
+
+
+def _scratch(requests: list[Request | None], selections: list[Selection | None], limits: Limits) -> tuple[Buffer, ...]:
+    """What calls make and give back: the largest of each backend's, since one layer runs at a time."""
+    largest: dict[str, Buffer] = {}
+    for request, selection in zip(requests, selections, strict=True):
+        if request is None or selection is None:
+            continue
+        served: dict[str, set[str]] = {}
+        for call, name in selection.providers.items():
+            served.setdefault(name, set()).add(call.partition(".")[0])
+        for name, calls in served.items():
+            for buffer in find_backend(name).list_scratch(request, limits, calls):
+                found = replace(buffer, name=f"{name}: {buffer.name}")
+                largest[found.name] = max(largest.get(found.name, found), found, key=lambda each: each.nbytes)
+    return tuple(largest[name] for name in sorted(largest))
 
 
 def installed() -> Software:

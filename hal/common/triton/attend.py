@@ -129,7 +129,9 @@ def plan_parts(machine: Machine, tile: Tile, queries: Queries, keys: Keys, mask:
     if mask.window is not None:
         longest = min(longest, mask.window + queries.max_len)
     programs = _row_tiles(tile, queries, keys) * keys.kv_heads * tile.num_c * max(1, queries.num_requests)
-    return count_parts(machine, programs, -(-longest // tile.block_n))
+    # Tokens that no request has fill no program, and still have a row in every part.
+    rows = queries.q.shape[0] * queries.q.shape[1]
+    return count_parts(machine, max(programs, -(-rows * tile.num_c // tile.block_m)), -(-longest // tile.block_n))
 
 
 def attend_launch(tile: Tile, queries: Queries, keys: Keys, mask: Mask, softmax_scale: float, results: Results) -> Launch:

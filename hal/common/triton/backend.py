@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hal.common.backend import Backend
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from hal.common.device import Device
     from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
+    from hal.common.limits import Limits
     from hal.common.parallel import Parallel
     from hal.common.reason import Reason
     from hal.common.request import Request
+    from hal.common.workspace import Buffer
 
 PORTABLE = Capabilities(
     families=frozenset({"attention", "mla", "sparse_mla"}),
@@ -65,6 +67,12 @@ class TritonBackend(Backend):
         from . import specialisations
 
         return tuple(found.key for found in specialisations(request))
+
+    @classmethod
+    def list_scratch(cls, request: Request, limits: Limits, calls: Collection[str]) -> tuple[Buffer, ...]:
+        from .scratch import list_scratch
+
+        return list_scratch(cls.package, request, limits, calls)
 
     def compile_launches(self, request: Request) -> None:
         from . import specialisations

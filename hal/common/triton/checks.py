@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 # More parts than this cost more to join than they save.
-_MAX_PARTS = 32
+MAX_PARTS = 32
 
 
 def dense_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,4 +106,4 @@ def count_parts(machine: Machine, programs: int, key_tiles: int) -> int:
     """Into how many parts each program's keys are split, so that a short call fills the device; 1 where it does already."""
     if programs >= machine.programs or key_tiles < 2:
         return 1
-    return min(-(-machine.programs // max(1, programs)), key_tiles, _MAX_PARTS)
+    return min(-(-machine.programs // max(1, programs)), key_tiles, MAX_PARTS)
