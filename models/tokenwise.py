@@ -54,7 +54,7 @@ def draw_samples(module: PreTrainedModel, shape: ModelShape) -> tuple[Sample, Sa
 
 
 def run_sample(module: PreTrainedModel, shape: ModelShape, sample: Sample) -> torch.Tensor:
-    """Logits [tokens, vocabulary]. UnsupportedModelError where the model's code cannot run plain tokens or gives no such logits."""
+    """Logits [tokens, vocabulary]. UnsupportedModelError where the model's code cannot run plain tokens or gives none such."""
     keywords = {}
     if sample.positions is not None:
         keywords = {"position_ids": sample.positions, "attention_mask": open_mask(sample.tokens, shape)}
