@@ -218,9 +218,9 @@ class ModelShape:
     def layer(self, layer_id: int) -> LayerShape:
         """Layer by id; ids from num_layers on are the draft (MTP) layers. UnknownLayerError has the valid range."""
         known = self.layers + self.draft_layers
-        if not 0 <= layer_id < len(known):
+        if not hasattr(layer_id, "__index__") or not 0 <= layer_id < len(known):
             raise UnknownLayerError(
-                f"layer {layer_id} is not in this model: ids 0 to {self.num_layers - 1}, "
+                f"layer {layer_id!r} is not in this model: ids 0 to {self.num_layers - 1}, "
                 f"and {len(self.draft_layers)} draft layers after them"
             )
         return known[layer_id]

@@ -379,7 +379,9 @@ class Attention:
         """The layer's up-projections, None where the queries are absorbed already; BackendError where they are missing."""
         mla, weights = _mla(layer), self._weights.get(layer.layer_id)
         is_ambiguous = mla.kv_lora_rank == mla.qk_nope_head_dim
-        if q_nope.shape[-1] == mla.kv_lora_rank and not (is_ambiguous and weights is not None):
+        # What is no tensor of that shape at all is told apart by the checks of all tensors.
+        width = getattr(q_nope, "shape", ())[-1:]
+        if width == (mla.kv_lora_rank,) and not (is_ambiguous and weights is not None):
             return None
         if weights is None:
             raise BackendError(

@@ -44,9 +44,11 @@ def check_compressed(layer: LayerShape, compressor: Compressor | None, index: In
         wanted = "owns an indexer, so it needs index" if owns_index else "owns no indexer; index must be None"
         raise BatchError(f"layer {layer.layer_id} {wanted}")
     if compressor is not None:
+        if not isinstance(compressor, Compressor):
+            raise BatchError(f"layer {layer.layer_id}: compressor is a {type(compressor).__name__}; expected hal.Compressor(...)")
         ratio = layer.compress_ratio or 1
         name, groups = f"layer {layer.layer_id}: compressor", layer.compress_span // ratio
-        compressor.check(name, expected.tokens, ratio, groups, layer.head_dim, layer.rope_head_dim)
+        compressor.check(name, expected.tokens, ratio, groups, layer.head_dim, layer.rope_head_dim, expected.device)
 
 
 class CompressedRows:

@@ -30,13 +30,19 @@ class Compressor:
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
 
-    def check(self, name: str, num_tokens: int, ratio: int, groups: int, width: int, rope: int | None) -> None:
-        """Nothing, or LayoutError for a field of another shape or no floating type; rope None takes any even rotation."""
-        pair = 0 if self.cos is None else self.cos.shape[-1]
+    def check(
+        self, name: str, num_tokens: int, ratio: int, groups: int, width: int, rope: int | None, device: torch.device
+    ) -> None:
+        """Nothing, or LayoutError for a field of another shape or device or no floating type; rope None: any even rotation."""
+        import torch
+
         if (self.cos is None) != (self.sin is None):
             raise LayoutError(f"{name} has one of cos and sin; an entry is rotated by both or not at all")
+        pair = self.cos.shape[-1] if isinstance(self.cos, torch.Tensor) and self.cos.dim() else 0
         if 2 * pair > width or (rope is not None and 2 * pair != rope):
             raise LayoutError(f"{name} rotates {2 * pair} lanes of an entry; expected {width if rope is None else rope}")
+        if self.norm_weight is not None and not (isinstance(self.eps, (int, float)) and self.eps >= 0):
+            raise LayoutError(f"{name}.eps is {self.eps!r}; expected a number of at least 0 beside norm_weight")
         wide = (num_tokens, groups * width)
         for field, tensor, shape in (
             ("kv", self.kv, wide),
@@ -46,11 +52,13 @@ class Compressor:
             ("cos", self.cos, (num_tokens, pair)),
             ("sin", self.sin, (num_tokens, pair)),
         ):
-            if tensor is None:
+            if tensor is None and field in ("norm_weight", "cos", "sin"):
                 continue
-            if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point or tensor.device.type != self.kv.device.type:
+            if not isinstance(tensor, torch.Tensor):
+                raise LayoutError(f"{name}.{field} is a {type(tensor).__name__}; expected a tensor {list(shape)}")
+            if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point or tensor.device.type != device.type:
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 raise LayoutError(
                     f"{name}.{field} is {dtype} {list(tensor.shape)} on {tensor.device}; expected a floating type "
-                    f"{list(shape)} on {self.kv.device}"
+                    f"{list(shape)} on {device.type}"
                 )

@@ -37,7 +37,7 @@ def check_index(layer: LayerShape, indexer: IndexerShape, kernels: Any, index: I
     expected.check_floats(**tensors)
     ratio = layer.tokens_per_index_key
     groups = max(1, layer.compress_span // ratio)
-    index.k.check(f"layer {layer.layer_id}: index.k", expected.tokens, ratio, groups, width, None)
+    index.k.check(f"layer {layer.layer_id}: index.k", expected.tokens, ratio, groups, width, None, expected.device)
 
 
 def write_index_keys(

@@ -73,7 +73,7 @@ def _check(compressor: Compressor, states: KVCache, entries: KVCache, ratio: int
             f"states keep {states.block_size} rows of a page of {page} tokens; an entry of {span} tokens needs {min(page, span)}"
         )
     tokens = compressor.kv.shape[0]
-    compressor.check("compressor", tokens, ratio, groups, width, None)
+    compressor.check("compressor", tokens, ratio, groups, width, None, states.storage.device)
     counts = [tensor.shape[0] for tensor in per_token]
     if set(counts) != {tokens}:
         raise LayoutError(f"slots, requests and positions of {counts} tokens; the compressor has {tokens}")

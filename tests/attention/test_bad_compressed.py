@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -24,9 +24,9 @@ def engine() -> Engine:
     return Engine(model(*LAYERS), limits=hal.Limits(96, 6, 64, block_size=8))
 
 
-def change(**fields: Callable[[Any], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def change(**arguments: Callable[[Any], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Arguments with some of them put through a function."""
-    return lambda good: {name: make(good[name]) for name, make in fields.items()}
+    return lambda good: {name: make(good[name]) for name, make in arguments.items()}
 
 
 def compressor(field: str, make: Callable[[torch.Tensor], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -34,9 +34,15 @@ def compressor(field: str, make: Callable[[torch.Tensor], Any]) -> Callable[[dic
     return change(compressor=lambda given: replace(given, **{field: make(getattr(given, field))}))
 
 
-def index(**fields: Callable[[Any], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def move(given: hal.Compressor, device: str) -> hal.Compressor:
+    """A compressor all of whose tensors lie elsewhere."""
+    tensors = {field.name: getattr(given, field.name) for field in fields(given)}
+    return replace(given, **{name: each.to(device) for name, each in tensors.items() if isinstance(each, torch.Tensor)})
+
+
+def index(**inputs: Callable[[Any], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Index inputs with some of them put through a function."""
-    return change(index=lambda given: given._replace(**{name: make(getattr(given, name)) for name, make in fields.items()}))
+    return change(index=lambda given: given._replace(**{name: make(getattr(given, name)) for name, make in inputs.items()}))
 
 
 CASES: dict[str, tuple[int, Callable[[dict[str, Any]], dict[str, Any]], list[str]]] = {
@@ -62,6 +68,12 @@ CASES: dict[str, tuple[int, Callable[[dict[str, Any]], dict[str, Any]], list[str
     "compressor_norm": (2, compressor("norm_weight", lambda t: t[1:]), ["compressor.norm_weight", "[7]", "[8]"]),
     "compressor_dtype": (2, compressor("score", lambda t: t.int()), ["compressor.score", "int32", "floating"]),
     "compressor_device": (2, compressor("score", lambda t: t.to("meta")), ["compressor.score", "meta", "cpu"]),
+    "compressor_elsewhere": (1, lambda good: {"compressor": move(good["compressor"], "meta")}, ["compressor.kv", "meta", "cpu"]),
+    "compressor_missing_kv": (1, compressor("kv", lambda _: None), ["compressor.kv", "NoneType", "[3, 16]"]),
+    "compressor_of_lists": (2, compressor("score", lambda t: t.tolist()), ["compressor.score", "list", "[3, 8]"]),
+    "compressor_cos_of_no_dimension": (2, compressor("cos", lambda _: torch.tensor(1.0)), ["rotates 0 lanes", "4"]),
+    "compressor_eps": (2, lambda good: {"compressor": replace(good["compressor"], eps=None)}, ["compressor.eps", "None"]),
+    "compressor_of_another_type": (1, change(compressor=lambda given: {"kv": given.kv}), ["layer 1", "dict", "Compressor"]),
     "compressor_rope": (2, compressor("cos", lambda t: t[:, 1:]), ["rotates 2 lanes", "4"]),
     "compressor_sin_alone": (2, compressor("cos", lambda _: None), ["cos and sin"]),
     "no_index": (1, change(index=lambda _: None), ["layer 1", "index"]),
@@ -71,6 +83,7 @@ CASES: dict[str, tuple[int, Callable[[dict[str, Any]], dict[str, Any]], list[str
     "index_weights": (1, index(weights=lambda w: w[:, 1:]), ["index.weights", "[3, 1]", "[3, 2]"]),
     "index_keys": (1, index(k=lambda _: torch.zeros(3, 5)), ["index.k", "[3, 5]", "[3, 6]"]),
     "index_compressor": (1, index(k=lambda k: replace(k, kv=k.kv[:, 1:])), ["index.k.kv", "[3, 11]", "[3, 12]"]),
+    "index_compressor_elsewhere": (1, index(k=lambda k: move(k, "meta")), ["index.k.kv", "meta", "cpu"]),
     "no_choice_yet": (3, lambda _: {}, ["layer 3", "chosen"]),
 }
 

@@ -101,6 +101,9 @@ CASES: dict[str, tuple[int, Make, list[str]]] = {
     "latent_width": (3, lambda e: {"latent": e.random(TOKENS, 11)}, ["latent", "[3, 11]", "[3, 12]"]),
     "k_rope_width": (3, lambda e: {"k_rope": e.random(TOKENS, 3)}, ["k_rope", "[3, 3]", "[3, 4]"]),
     "q_nope_width": (3, lambda e: {"q_nope": e.random(TOKENS, 3, 7)}, ["q_nope", "[3, 3, 7]", "[3, 3, 6]"]),
+    "no_q_nope": (3, lambda _: {"q_nope": None}, ["layer 3", "q_nope", "NoneType", "[3, 3, 6]"]),
+    "q_nope_of_no_dimension": (3, lambda _: {"q_nope": torch.tensor(1.0)}, ["q_nope", "[]", "[3, 3, 6]"]),
+    "q_nope_of_lists": (3, lambda _: {"q_nope": [[1.0]]}, ["q_nope", "list", "[3, 3, 6]"]),
     "q_nope_heads": (3, lambda e: {"q_nope": e.random(TOKENS, 2, 6)}, ["2", "3"]),
     "q_rope_heads": (3, lambda e: {"q_rope": e.random(TOKENS, 2, 4)}, ["q_rope", "[3, 2, 4]", "[3, 3, 4]"]),
     "absorbed_heads": (3, lambda e: {"q_nope": e.random(TOKENS, 2, 12), "q_rope": e.random(TOKENS, 2, 4)}, ["2", "3"]),
@@ -197,7 +200,9 @@ def test_a_layer_of_the_other_kind(engine: Engine, layer_id: int, name: str) -> 
         getattr(engine.attention, name)(layer_id, metadata=metadata, **arguments)
 
 
-def test_a_layer_that_is_not_there(engine: Engine) -> None:
+@pytest.mark.parametrize("layer_id", [99, -1, "0", None, 0.0], ids=repr)
+def test_a_layer_that_is_not_there(engine: Engine, layer_id: Any) -> None:
     metadata = engine.attention.build(engine.schedule([(0, 3)]))
-    with pytest.raises(IndexError, match=r"layer 99.*0 to 6"):
-        engine.attention.attend(99, **good(engine, 0), metadata=metadata)
+    with pytest.raises(IndexError, match=rf"layer {layer_id!r}.*0 to 6") as error:
+        engine.attention.attend(layer_id, **good(engine, 0), metadata=metadata)
+    assert isinstance(error.value, hal.HalError)

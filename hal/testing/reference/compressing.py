@@ -25,7 +25,7 @@ def compress_states(
 ) -> None:
     """An entry for each token with a slot for one, and the states that have a slot."""
     width, wide = entries.layout.widths[0], states.layout.widths[0]
-    compressor.check("compressor", len(positions), ratio, wide // width, width, None)
+    compressor.check("compressor", len(positions), ratio, wide // width, width, None, states.storage.device)
     scores = compressor.score.double() + compressor.position_bias.double()[positions % ratio]
     own = compressor.kv.double(), scores
     made = []
