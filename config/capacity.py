@@ -25,8 +25,8 @@ def layer_bytes(layer: LayerShape, length: int, kv_layout: str, dtype: object, t
 
 def kv_bytes(shape: ModelShape, length: int, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
     """Bytes that a sequence of this many tokens keeps on one rank over all layers, index keys included."""
-    if length < 0:
-        raise InputError(f"length is {length}; expected a number of tokens")
+    if not isinstance(length, int) or length < 0:
+        raise InputError(f"length is {length!r}; expected a number of tokens")
     return sum(layer_bytes(layer, length, shape.layout_of(layer, kv_layout), dtype, tp) for layer in shape.layers)
 
 
@@ -34,8 +34,10 @@ def max_tokens(
     shape: ModelShape, memory_bytes: int, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1, num_seqs: int = 1
 ) -> int | None:
     """The longest length that num_seqs sequences can all have in this memory; None where no length is too long."""
-    if num_seqs < 1:
-        raise InputError(f"num_seqs is {num_seqs}; expected at least 1")
+    if not isinstance(num_seqs, int) or num_seqs < 1:
+        raise InputError(f"num_seqs is {num_seqs!r}; expected at least 1")
+    if not isinstance(memory_bytes, int) or isinstance(memory_bytes, bool):
+        raise InputError(f"memory_bytes is {memory_bytes!r}; expected a whole number of bytes")
     budget = memory_bytes // num_seqs
     if kv_bytes(shape, UNBOUNDED, kv_layout, dtype, tp) <= budget:
         return None

@@ -11,6 +11,8 @@ from .names import FIELDS
 
 def check_overrides(overrides: Mapping[str, object] | None) -> dict[str, object]:
     """The overrides as a plain dict. ConfigError: a name that no rule reads, with the nearest ones that are read."""
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise ConfigError(f"overrides is {overrides!r}, expected values by the names of fields")
     given = dict(overrides or {})
     for name in given:
         if name not in FIELDS:

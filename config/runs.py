@@ -17,11 +17,11 @@ def group_layers(layers: Iterable[LayerShape]) -> tuple[tuple[LayerShape, tuple[
     """Layers that differ in nothing but their ids, each group by its first layer and all its ids."""
     groups: dict[LayerShape, list[LayerShape]] = {}
     for layer in layers:
-        groups.setdefault(_without_ids(layer), []).append(layer)
+        groups.setdefault(without_ids(layer), []).append(layer)
     return tuple((members[0], tuple(layer.layer_id for layer in members)) for members in groups.values())
 
 
-def _without_ids(layer: LayerShape) -> LayerShape:
+def without_ids(layer: LayerShape) -> LayerShape:
     """The layer as id 0; what it reads of itself reads itself still, what it reads of another layer stays told apart."""
     own = layer.layer_id
     return replace(

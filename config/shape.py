@@ -242,7 +242,11 @@ class ModelShape:
 
     def layout_of(self, layer: LayerShape, kv_layout: str) -> str:
         """What a layer takes where the model is asked for a layout: that, or "auto" where only other kinds of layers have it."""
-        if kv_layout in layer.kv_layouts or not any(kv_layout in other.kv_layouts for other in self.layers):
+        if (
+            kv_layout == "auto"
+            or kv_layout in layer.kv_layouts
+            or not any(kv_layout in other.kv_layouts for other in self.layers)
+        ):
             return kv_layout
         return "auto"
 

@@ -12,14 +12,17 @@ KIND_LAYOUTS = {
 }
 """The cache layouts of each kind of layer, the unquantised one first. A compressed layer's `latent` has no rotary part."""
 
+INDEX_LAYOUTS = ("indexer", "indexer_fp8")
+"""The cache layouts of index keys, the unquantised one first."""
+
 QUANTISED_INDEX = frozenset({"indexer_fp8", "latent_fp8", "fp8_ds_mla", "compressed"})
 """Layouts with which index keys are `indexer_fp8`, where a backend has it."""
 
 
 def kv_heads_on_rank(num_kv_heads: int, tp: int) -> int:
     """KV heads that one tensor-parallel rank stores: divided, or replicated when there are fewer heads than ranks."""
-    if tp < 1:
-        raise InputError(f"tp is {tp}; expected at least 1")
+    if not isinstance(tp, int) or tp < 1:
+        raise InputError(f"tp is {tp!r}; expected a whole number of at least 1")
     if num_kv_heads % tp and tp % num_kv_heads:
         raise InputError(
             f"{num_kv_heads} KV heads can neither be divided over nor replicated to {tp} ranks; "

@@ -24,6 +24,9 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
+_MOST_BITS = 4096
+"""A number beyond it is damage, and Python refuses to write the longest ones out, so that no message could quote them."""
+
 _PLAIN = (str, bytes, int, float, bool, list, tuple, set, frozenset, type(None))
 
 
@@ -64,7 +67,10 @@ class Level:
         ConfigError: the source raises something other than "no such attribute" and has no per-layer configs to ask instead.
         """
         if name not in self._read:
-            self._read[name] = self._fetch(name)
+            value = self._fetch(name)
+            if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+                raise ConfigError(f"{self.describe(name)} is a whole number of {value.bit_length()} bits, expected one of 32")
+            self._read[name] = value
         return self._read[name]
 
     def given(self, name: str) -> object:

@@ -47,7 +47,7 @@ def as_number(value: object, where: str) -> float | None:
         return None
     if not isinstance(value, (int, float)):
         raise ConfigError(f"{where} is {value!r}, expected a number")
-    if not math.isfinite(value) or abs(value) > LARGEST:
+    if abs(value) > LARGEST or not math.isfinite(value):
         raise ConfigError(f"{where} is {value!r}, expected a finite number of at most {LARGEST}")
     return float(value) if value > 0 else None
 

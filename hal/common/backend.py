@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from .capabilities import find_faults
 from .errors import BackendError
 from .software import Library
 
@@ -41,7 +42,12 @@ CALLS_BY_FAMILY: dict[str, tuple[str, ...]] = {
 }
 CALLS = frozenset({call for calls in CALLS_BY_FAMILY.values() for call in calls} | {"apply_sink", "expand_pools"})
 PHASED_CALLS = frozenset({"paged_attention", "varlen_attention", "sparse_mla"})
-RESERVED = frozenset({"build", "plan", "select", "supports", "open", "allocate", "attend", "attend_mla", "attend_compressed"})
+RESERVED = frozenset(
+    {
+        *("plan", "select", "supports", "supports_combination", "open", "bind", "allocate", "build", "build_for_capture"),
+        *("attend", "attend_mla", "attend_compressed", "merge", "warm_up"),
+    }
+)
 
 
 class Backend:
@@ -65,8 +71,7 @@ class Backend:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        taken = sorted(name for name in RESERVED if hasattr(cls, name))
-        if taken:
+        if taken := _find_taken(cls):
             raise TypeError(f"{cls.__qualname__} overrides {', '.join(taken)}: hal does that for every backend alike")
 
     @classmethod
@@ -266,6 +271,11 @@ class Backend:
         raise NotImplementedError
 
 
+def _find_taken(cls: type) -> list[str]:
+    """hal's own jobs that a class would take over."""
+    return sorted(name for name in RESERVED if hasattr(cls, name))
+
+
 def required_calls(capabilities: Capabilities) -> tuple[str, ...]:
     """Every call that a declaration promises, in the contract's order."""
     needed = {call for family in capabilities.families for call in CALLS_BY_FAMILY.get(family, ())}
@@ -280,13 +290,21 @@ def check_backend(cls: type[Backend]) -> None:
     """Nothing, or BackendError naming what the class lacks."""
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendError(f"{cls!r} is not a subclass of hal.common.backend.Backend")
-    if not cls.name or not cls.platform:
-        raise BackendError(f"{cls.__qualname__} declares no name or no platform; both are needed to register it")
+    for value in (cls.name, cls.platform):
+        if not isinstance(value, str) or not value:
+            raise BackendError(f"{cls.__qualname__} declares no name or no platform; both are needed to register it")
+    if taken := _find_taken(cls):
+        raise BackendError(f"{cls.name} overrides {', '.join(taken)}: hal does that for every backend alike")
+    strange = [library for library in (*cls.libraries, *cls.alternatives) if not isinstance(library, Library)]
+    if strange:
+        raise BackendError(f"{cls.name} lists libraries that are no Library: {', '.join(map(repr, strange))}")
     misspelt = sorted((cls.provides or frozenset()) - CALLS)
     if misspelt:
         raise BackendError(f"{cls.name} provides {', '.join(misspelt)}, which are no calls; calls: {', '.join(sorted(CALLS))}")
     if cls.capabilities is None:
         return
+    if faults := find_faults(cls.capabilities):
+        raise BackendError(f"{cls.name} declares what cannot be: {'; '.join(faults)}")
     unknown = cls.capabilities.families - CALLS_BY_FAMILY.keys()
     if unknown:
         raise BackendError(f"{cls.name}: unknown families {sorted(unknown)}; known: {', '.join(CALLS_BY_FAMILY)}")

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import Literal
 
-from .request import Graphs
+from hal.config.sizes import INDEX_LAYOUTS, KIND_LAYOUTS
+
+Graphs = Literal["never", "uniform_single", "uniform_batch", "always"]
+GRAPH_LEVELS: tuple[Graphs, ...] = ("never", "uniform_single", "uniform_batch", "always")
+
+_COUNTS = {"default_block_size": 1, "block_size_multiple": 1, "topk_multiple": 1, "max_index_pool": 1, "max_spec_tokens": 0}
+_COLLECTIONS = {
+    **dict.fromkeys(("families", "archs", "head_dims", "v_head_dims", "position_biases"), Set),
+    **dict.fromkeys(("dtypes", "index_layouts"), tuple),
+    **dict.fromkeys(("kv_layouts", "rank", "arithmetic"), Mapping),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +59,34 @@ class Capabilities:
     masked_varlen: bool = False
     arithmetic: Mapping[str, str] = field(default_factory=dict)
     compiled_launches: bool = False
+
+
+def find_faults(declared: object) -> list[str]:
+    """Sentences on what no backend could mean by a declaration; selection compares with the rest as it is."""
+    if not isinstance(declared, Capabilities):
+        return [f"capabilities is {declared!r}, expected a hal.Capabilities"]
+    faults = [
+        f"{name} is {value!r}, expected a {kind.__name__.lower()}"
+        for name, kind in _COLLECTIONS.items()
+        if not isinstance(value := getattr(declared, name), kind)
+    ]
+    if faults:
+        return faults
+    counts: dict[str, tuple[object, int]] = {name: (getattr(declared, name), least) for name, least in _COUNTS.items()}
+    counts |= {f"rank[{arch!r}]": (rank, rank) for arch, rank in declared.rank.items()}
+    for name, (value, least) in counts.items():
+        if not isinstance(value, int) or value < least:
+            faults.append(f"{name} is {value!r}, expected a whole number" + (f" of at least {least}" if name in _COUNTS else ""))
+    if declared.graphs not in GRAPH_LEVELS:
+        faults.append(f"graphs is {declared.graphs!r}, expected one of {', '.join(GRAPH_LEVELS)}")
+    for family, names in declared.kv_layouts.items():
+        known = KIND_LAYOUTS.get("mla" if family == "sparse_mla" else family, ())
+        faults += [
+            f"{family} has no KV layout {name!r}, known: {', '.join(known) or 'none'}" for name in names if name not in known
+        ]
+    faults += [
+        f"index keys have no layout {name!r}, known: {', '.join(INDEX_LAYOUTS)}"
+        for name in declared.index_layouts
+        if name not in INDEX_LAYOUTS
+    ]
+    return faults

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hal.config.values import LARGEST
+
 from .errors import InputError
 
 
@@ -23,8 +25,24 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_logits_bytes"):
             check_positive_int(name, getattr(self, name))
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value > LARGEST:
+                raise InputError(f"{name} is {value}; expected at most {LARGEST}, since lengths and counts are int32")
         if self.block_size is not None:
             check_positive_int("block_size", self.block_size)
+
+
+def check_kind(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
+    """Nothing, or InputError with the name, the value and the words for what is expected."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name} is {value!r}; expected {expected}")
+
+
+def check_whole(name: str, value: object, expected: str) -> None:
+    """Nothing, or InputError for what is no whole number; a bool is none."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}; expected {expected}")
 
 
 def check_positive_int(name: str, value: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -12,16 +12,18 @@ from hal.config.dtypes import model_dtype_name
 
 from .cache import CacheKey
 from .cache_parts import PARTS, CachePart, check_entry_sources, list_parts
+from .capabilities import Graphs
 from .capacity import count_blocks, count_tokens
 from .dcp.buffers import rank_buffers
 from .device import Device, detect
 from .environment import warn_of_mistakes
-from .errors import InputError
+from .errors import BackendError, InputError
 from .layouts import Layout, block_table_width
-from .limits import Limits, check_positive_int
+from .limits import Limits, check_positive_int, check_whole
 from .parallel import Parallel
+from .quiet import describe_error
 from .registry import find_backend, known_libraries
-from .request import Graphs, Request
+from .request import Request
 from .selection import Selection, choose
 from .software import Software
 from .warmup import list_keys
@@ -186,6 +188,7 @@ class Plan:
         memory_bytes is one rank's; the tokens are those that the ranks of a DCP group hold together, each with as much.
         The lengths that a model's windows would allow are shape.max_tokens.
         """
+        check_whole("memory_bytes", memory_bytes, "a whole number of bytes")
         room = memory_bytes - self.workspace_bytes
         if not self.page_bytes:
             return 0
@@ -196,6 +199,7 @@ class Plan:
 
         No more than max_num_seqs requests of max_model_len, since window groups alone would set no bound.
         """
+        check_whole("memory_bytes", memory_bytes, "a whole number of bytes")
         return count_tokens(self, memory_bytes - self.workspace_bytes) if self.page_bytes else 0
 
     def blocks_per_group(self, num_tokens: int | None = None) -> tuple[int, ...]:
@@ -289,12 +293,12 @@ def plan(
     is made.
     """
     _check_types(shape, limits, parallel, software, kv_layout, backend)
+    limits = _default_limits(shape) if limits is None else limits
+    parallel = Parallel() if parallel is None else parallel
     check_entry_sources(shape)
     warn_of_mistakes()
     device = _resolve_device(device)
-    limits = limits or _default_limits(shape)
-    parallel = parallel or Parallel()
-    dtype = model_dtype_name(dtype or shape.dtype or "bfloat16")
+    dtype = model_dtype_name(dtype if dtype is not None else shape.dtype or "bfloat16")
     if software is None and device.present:
         software = installed()
 
@@ -353,11 +357,17 @@ def _select(requests: list[Request | None], backend: str | None) -> list[Selecti
 
 
 def _workspaces(selections: list[Selection | None], limits: Limits) -> tuple[Buffer, ...]:
-    """What the plan's backends fill per step, named after them."""
+    """What the plan's backends fill per step, named after them; BackendError where one cannot say."""
     names = sorted({name for selection in selections if selection for name in selection.providers.values()})
-    return tuple(
-        replace(buffer, name=f"{name}: {buffer.name}") for name in names for buffer in find_backend(name).list_workspaces(limits)
-    )
+    return tuple(buffer for name in names for buffer in _ask_buffers(name, find_backend(name).list_workspaces, limits))
+
+
+def _ask_buffers(name: str, hook: Callable[..., Iterable[Buffer]], *args: object) -> tuple[Buffer, ...]:
+    """A backend's own buffers, named after it; BackendError, chained, where it cannot say."""
+    try:
+        return tuple(replace(buffer, name=f"{name}: {buffer.name}") for buffer in hook(*args))
+    except Exception as error:
+        raise BackendError(f"{name} does not say which buffers it needs: {describe_error(error)}") from error
 
 
 def _scratch(requests: list[Request | None], selections: list[Selection | None], limits: Limits) -> tuple[Buffer, ...]:
@@ -370,8 +380,7 @@ def _scratch(requests: list[Request | None], selections: list[Selection | None],
         for call, name in selection.providers.items():
             served.setdefault(name, set()).add(call.partition(".")[0])
         for name, calls in served.items():
-            for buffer in find_backend(name).list_scratch(request, limits, calls):
-                found = replace(buffer, name=f"{name}: {buffer.name}")
+            for found in _ask_buffers(name, find_backend(name).list_scratch, request, limits, calls):
                 largest[found.name] = max(largest.get(found.name, found), found, key=lambda each: each.nbytes)
     return tuple(largest[name] for name in sorted(largest))
 

@@ -39,6 +39,31 @@ class Platform:
         return rows, findings
 
 
+def check_platform(platform: object) -> None:
+    """Nothing, or BackendError naming what a declaration lacks."""
+    if not isinstance(platform, Platform):
+        raise BackendError(f"{platform!r} is not a hal.Platform")
+    for name in ("name", "package", "probe_path", "torch_type"):
+        value = getattr(platform, name)
+        if not isinstance(value, str) or not value:
+            raise BackendError(f"the {name} of platform {platform.name!r} is {value!r}; expected a text that is not empty")
+    if not isinstance(platform.backends, (tuple, list)):
+        raise BackendError(f"the backends of platform {platform.name!r} are {platform.backends!r}; expected a tuple of paths")
+
+
+def check_archs(platform: Platform) -> None:
+    """Nothing, or BackendError, chained, where a platform's table cannot be read."""
+    try:
+        if not platform.archs():
+            raise BackendError("it has none")
+    except Exception as error:
+        # Every search for a target reads every platform's table: one that cannot be read would end them all.
+        raise BackendError(
+            f"the archs of platform {platform.name!r} cannot be read from {platform.package}/archs.toml: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
 @cache
 def _archs(package: str) -> tuple[Arch, ...]:
     return read_archs(package)
@@ -49,5 +74,6 @@ def load_object(path: str) -> Any:
     module, _, name = path.partition(":")
     try:
         return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
+        # What a vendor's module raises at import follows no rule.
         raise BackendError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error

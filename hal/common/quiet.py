@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
@@ -41,6 +43,17 @@ def probe_quietly(look: Callable[[], Answer], seconds: float = SECONDS) -> tuple
     return None, describe_error(failure[0])
 
 
+@contextmanager
+def silenced() -> Iterator[None]:
+    """A block in which this thread's prints go nowhere: what it imports may greet the user on standard output."""
+    silence = _Silence(sys.stdout, threading.current_thread())
+    silence.begin()
+    try:
+        yield
+    finally:
+        silence.end()
+
+
 class _Silence:
     """Standard output for everyone but one thread, whose prints go nowhere for as long as it runs."""
 
@@ -50,7 +63,8 @@ class _Silence:
         self._is_over = False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
+        is_nowhere = self._real is None or (name == "buffer" and threading.current_thread() is self._thread)
+        return getattr(io.TextIOWrapper(io.BytesIO()) if is_nowhere else self._real, name)
 
     def write(self, text: str) -> int:
         """Characters written, or dropped."""
@@ -58,6 +72,11 @@ class _Silence:
             return len(text)
         written: int = self._real.write(text)
         return written
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Each of the lines, written or dropped."""
+        for line in lines:
+            self.write(line)
 
     def begin(self) -> None:
         """Take the place of standard output."""

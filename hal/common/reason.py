@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .errors import InputError
+
 _SENTENCES = {
     "platform": "it runs on {want} devices, not on {have}",
     "arch": "arch {have} is not among {want}",
@@ -50,8 +52,8 @@ class Reason:
     fix: str = ""
 
     def __post_init__(self) -> None:
-        if self.code not in _SENTENCES:
-            raise ValueError(f"unknown reason code {self.code!r}; codes: {', '.join(CODES)}")
+        if not isinstance(self.code, str) or self.code not in _SENTENCES:
+            raise InputError(f"unknown reason code {self.code!r}; codes: {', '.join(CODES)}")
         # A set has no order of its own: sorted, the same reason reads and serialises the same in every process.
         for name in ("have", "want"):
             value = getattr(self, name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .backend import Backend
-from .capabilities import Capabilities
+from .capabilities import GRAPH_LEVELS, Capabilities
+from .limits import check_positive_int
+from .quiet import describe_error
 from .reason import Reason, order_reasons
-from .request import GRAPH_LEVELS, Request
+from .request import Request
 from .software import version_tuple
 
 
@@ -16,7 +18,42 @@ def explain_refusal(backend: type[Backend], request: Request) -> tuple[Reason, .
     if backend.platform != request.device.platform:
         # Nothing else about another platform's backend is worth a reader's time.
         return (Reason("platform", request.device.target, backend.platform),)
-    return order_reasons(_reasons(backend, request))
+    reasons = order_reasons(_reasons(backend, request))
+    if reasons or request.block_size is not None:
+        return reasons
+    return ask_hook(backend, _ask_page_size, backend, request)
+
+
+def ask_hook(backend: type[Backend], hook: Callable[..., Iterable[Reason]], *args: object) -> tuple[Reason, ...]:
+    """A backend's own answer; what it raises instead is a reason too, since one's fault must not hide the others' answers."""
+    try:
+        return _read_answer(hook(*args))
+    except Exception as error:  # noqa: BLE001 - a third party's code, kept as a reason
+        return (Reason("library_broken", describe_error(error), backend.name),)
+
+
+def find_failure(backend: type[Backend], request: Request) -> Exception | None:
+    """What a backend's own check of a request raises, None where it answers."""
+    try:
+        _read_answer(backend.explain_refusal(request))
+        _ask_page_size(backend, request)
+    except Exception as error:  # noqa: BLE001 - a third party's code, kept
+        return error
+    return None
+
+
+def _read_answer(found: Iterable[Reason]) -> tuple[Reason, ...]:
+    answer = tuple(found)
+    for reason in answer:
+        if not isinstance(reason, Reason):
+            raise TypeError(f"{reason!r} is no Reason")
+    return answer
+
+
+def _ask_page_size(backend: type[Backend], request: Request) -> tuple[Reason, ...]:
+    if request.block_size is None:
+        check_positive_int("preferred_block_size", backend.preferred_block_size(request))
+    return ()
 
 
 def _reasons(backend: type[Backend], request: Request) -> Iterator[Reason]:
@@ -31,10 +68,7 @@ def _reasons(backend: type[Backend], request: Request) -> Iterator[Reason]:
     yield from _width_reasons(capabilities, request)
     yield from _mask_reasons(capabilities, request)
     yield from _mode_reasons(capabilities, request)
-    try:
-        yield from backend.explain_refusal(request)
-    except Exception as error:  # noqa: BLE001 - one backend's fault must not hide the others' answers
-        yield Reason("library_broken", f"{type(error).__name__}: {error}", backend.name)
+    yield from ask_hook(backend, backend.explain_refusal, request)
 
 
 def _library_reasons(backend: type[Backend], request: Request) -> Iterator[Reason]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from .backend import Backend, check_backend
 from .errors import BackendError, InputError
-from .platform import Platform, load_object
-from .plugins import find_unknown_plugins, list_plugins
-from .quiet import describe_error
+from .platform import Platform, check_archs, check_platform, load_object
+from .plugins import Plugin, find_unknown_plugins, list_plugins
+from .quiet import describe_error, silenced
 from .reason import Reason
 from .software import Library
 
@@ -32,13 +33,18 @@ class _Answers:
 
 @dataclass(slots=True)
 class _Registry:
-    """The one piece of module-level state: what is registered, what could not be, and what was answered from it."""
+    """The one piece of module-level state: what is registered, what could not be, and what was answered from it.
+
+    loaders: the threads that are loading plugins, whose plugins ask the registry while they are imported.
+    """
 
     platforms: dict[str, Platform] = field(default_factory=dict)
     backends: dict[str, type[Backend]] = field(default_factory=dict)
     broken: dict[str, Exception] = field(default_factory=dict)
     answers: _Answers | None = None
     is_loaded: bool = False
+    loaders: set[int] = field(default_factory=set)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 _registry = _Registry()
@@ -91,6 +97,8 @@ def broken_candidates() -> dict[str, tuple[Reason, ...]]:
 def find_backend(name: str) -> type[Backend]:
     """A backend class by name; ValueError lists the valid names, and chains what kept a plugin of that name from loading."""
     known = backends()
+    if not isinstance(name, str):
+        raise InputError(f"a backend is {name!r}; expected one of the names {', '.join(sorted(known))}")
     if name in known:
         return known[name]
     failures = "".join(f"; {plugin} does not load: {failure}" for plugin, failure in broken_plugins().items())
@@ -118,22 +126,36 @@ def register_platform(platform: Platform) -> Platform:
 
 
 def _add_platform(platform: Platform) -> None:
-    taken = _registry.platforms.get(platform.name)
-    if taken is not None and taken != platform:
-        raise BackendError(f"platform {platform.name!r} is already registered by {taken.package}")
+    check_platform(platform)
+    _check_platform_name(platform)
+    check_archs(platform)
     classes = [load_object(path) for path in platform.backends]
     for cls in classes:
         _check_name(cls)
-    _registry.platforms[platform.name] = platform
-    _registry.answers = None
-    for cls in classes:
-        _registry.backends[cls.name] = cls
+        if cls.platform != platform.name:
+            raise BackendError(f"backend {cls.name!r} of platform {platform.name!r} says that it runs on {cls.platform!r}")
+    names = [cls.name for cls in classes]
+    if len(set(names)) < len(names):
+        raise BackendError(f"platform {platform.name!r} has two backends of one name: {', '.join(sorted(names))}")
+    with _registry.lock:
+        _check_platform_name(platform)
+        _registry.platforms[platform.name] = platform
+        _registry.answers = None
+        for cls in classes:
+            _registry.backends[cls.name] = cls
+
+
+def _check_platform_name(platform: Platform) -> None:
+    taken = _registry.platforms.get(platform.name)
+    if taken is not None and taken != platform:
+        raise BackendError(f"platform {platform.name!r} is already registered by {taken.package}")
 
 
 def _add_backend(cls: type[Backend]) -> None:
-    _check_name(cls)
-    _registry.answers = None
-    _registry.backends[cls.name] = cls
+    with _registry.lock:
+        _check_name(cls)
+        _registry.answers = None
+        _registry.backends[cls.name] = cls
 
 
 def _check_name(cls: type[Backend]) -> None:
@@ -144,20 +166,50 @@ def _check_name(cls: type[Backend]) -> None:
 
 
 def _load() -> None:
-    if _registry.is_loaded:
+    """Every allowed plugin, registered once. Threads that ask at the same time load them together."""
+    thread = threading.get_ident()
+    if _registry.is_loaded or thread in _registry.loaders:
         return
-    _registry.is_loaded = True
-    plugins = list_plugins()
-    for name in find_unknown_plugins(plugins):
-        _logger.warning("HAL_PLUGINS names %s, which nothing installed is; there are: %s", name, ", ".join(map(str, plugins)))
-    for plugin in plugins:
-        if not plugin.is_allowed:
-            continue
-        try:
-            declared = plugin.entry.load()
-            if isinstance(declared, Platform):
-                _add_platform(declared)
-            else:
-                _add_backend(declared)
-        except Exception as error:  # noqa: BLE001 - one broken plugin must not take the others down
-            _registry.broken[str(plugin)] = error
+    _registry.loaders.add(thread)
+    try:
+        plugins = list_plugins()
+        allowed = [plugin for plugin in plugins if plugin.is_allowed]
+        # hal's own first, so that no other can take their names.
+        for group in ([plugin for plugin in allowed if plugin.is_own], [plugin for plugin in allowed if not plugin.is_own]):
+            # Imported without the lock: who imports a plugin elsewhere holds its import lock, and may be waiting for this one.
+            loaded = [(plugin, *_import_plugin(plugin)) for plugin in group]
+            with _registry.lock:
+                if _registry.is_loaded:
+                    return
+                for plugin, declared, failure in loaded:
+                    _register_plugin(plugin, declared, failure)
+        for name in find_unknown_plugins(plugins):
+            _logger.warning("HAL_PLUGINS names %s, which nothing installed is; there are: %s", name, ", ".join(map(str, plugins)))
+        _registry.is_loaded = True
+    finally:
+        _registry.loaders.discard(thread)
+
+
+def _import_plugin(plugin: Plugin) -> tuple[Any, Exception | None]:
+    """What an entry point declares, or what it raised: one broken plugin must not take the others down."""
+    if plugin.entry is None:
+        return None, plugin.failure
+    try:
+        with silenced():
+            return plugin.entry.load(), None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - kept, as a candidate that was rejected
+        return None, error if isinstance(error, Exception) else BackendError(describe_error(error))
+
+
+def _register_plugin(plugin: Plugin, declared: Any, failure: Exception | None) -> None:
+    try:
+        if failure is not None:
+            raise failure
+        if isinstance(declared, Platform):
+            _add_platform(declared)
+        else:
+            _add_backend(declared)
+    except Exception as error:  # noqa: BLE001 - kept, as a candidate that was rejected
+        _registry.broken[str(plugin)] = error

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import lcm
-from typing import Literal
+from types import NoneType
 
 from hal.config import LayerShape
 from hal.config.dtypes import model_dtype_name
 
+from .capabilities import GRAPH_LEVELS, Graphs
 from .device import Device
 from .errors import InputError
-from .limits import check_positive_int
+from .limits import check_kind, check_positive_int
 from .parallel import Parallel
 from .software import Software
-
-Graphs = Literal["never", "uniform_single", "uniform_batch", "always"]
-GRAPH_LEVELS: tuple[Graphs, ...] = ("never", "uniform_single", "uniform_batch", "always")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,15 @@ class Request:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
+        check_kind("layer", self.layer, LayerShape, "a layer of a shape, such as read_shape(config).layer(0)")
+        check_kind("device", self.device, Device, 'a Device, such as Device.from_arch("cuda:sm_90")')
         object.__setattr__(self, "dtype", model_dtype_name(self.dtype))
+        check_kind("kv_layout", self.kv_layout, str, "the name of a cache layout, or auto")
+        check_kind("parallel", self.parallel, Parallel, "a Parallel, such as Parallel(tp=2)")
+        check_kind("software", self.software, (Software, NoneType), "a Software, or None for every library")
+        for name in ("need_lse", "deterministic"):
+            check_kind(name, getattr(self, name), (bool, NoneType), "True or False")
+            object.__setattr__(self, name, bool(getattr(self, name)))
         if self.graphs not in GRAPH_LEVELS:
             raise InputError(f"graphs is {self.graphs!r}; expected one of {', '.join(GRAPH_LEVELS)}")
         if isinstance(self.num_spec_tokens, bool) or not isinstance(self.num_spec_tokens, int) or self.num_spec_tokens < 0:

@@ -14,7 +14,7 @@ from .capabilities import Capabilities
 from .environment import read_variable, warn_of_mistakes
 from .errors import InputError, NoBackend
 from .reason import Reason
-from .refusal import explain_refusal
+from .refusal import ask_hook, explain_refusal, find_failure
 from .registry import backends, broken_candidates, find_backend, recall
 from .request import Request
 
@@ -61,6 +61,8 @@ def choose(request: Request, backend: str | None = None) -> Selection:
     if backend is None:
         backend = read_variable("HAL_BACKEND")
         source = "HAL_BACKEND" if backend is not None else "auto"
+    elif not isinstance(backend, str):
+        find_backend(backend)
     selection = recall(("select", request, backend, source), lambda: _decide(request, backend, source))
     if _logger.isEnabledFor(logging.DEBUG):
         _logger.debug("%s: %s (%s)", request.describe(), selection.backend, source)
@@ -86,7 +88,7 @@ def _decide(request: Request, backend: str | None, source: str) -> Selection:
     else:
         chosen = _find_choice(backend, source)
         if verdicts[backend]:
-            raise NoBackend(_describe_choice(request, backend, source, verdicts), verdicts) from _find_cause(chosen, request)
+            raise NoBackend(_describe_choice(request, backend, source, verdicts), verdicts) from find_failure(chosen, request)
     return _make_selection(request, chosen, verdicts, source)
 
 
@@ -97,15 +99,6 @@ def _find_choice(backend: str, source: str) -> type[Backend]:
         if source == "argument":
             raise
         raise InputError(f"{source} is set: {error}") from error
-
-
-def _find_cause(cls: type[Backend], request: Request) -> Exception | None:
-    """What the backend's own check raised, None where it answered."""
-    try:
-        cls.explain_refusal(request)
-    except Exception as error:  # noqa: BLE001 - it is already a reason, and becomes the cause of the refusal
-        return error
-    return None
 
 
 def _rank(request: Request) -> list[type[Backend]]:
@@ -189,7 +182,7 @@ def _provider(key: str, able: list[type[Backend]], request: Request, verdicts: M
     against: dict[str, tuple[Reason, ...]] = {}
     for cls in able:
         if cls.provides is None or call in cls.provides:
-            against[cls.name] = cls.explain_call_refusal(call, phase, request)
+            against[cls.name] = ask_hook(cls, cls.explain_call_refusal, call, phase, request)
             if not against[cls.name]:
                 return cls.name
     reasons = "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in against.items())

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .errors import InputError
+
+_MOST_DIGITS = 18
+"""Digits of one number of a version; no release has more, and longer ones are slow to read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
@@ -23,8 +28,8 @@ class Software:
     broken: tuple[tuple[str, str], ...]
 
     def __init__(self, versions: Mapping[str, str] | None = None, broken: Mapping[str, str] | None = None) -> None:
-        object.__setattr__(self, "versions", tuple(sorted((versions or {}).items())))
-        object.__setattr__(self, "broken", tuple(sorted((broken or {}).items())))
+        object.__setattr__(self, "versions", _read_names("versions", versions, "3.0.0"))
+        object.__setattr__(self, "broken", _read_names("broken", broken, "OSError: libfoo.so"))
 
     def version(self, name: str) -> str | None:
         """The version of a library, None where it is absent."""
@@ -35,13 +40,23 @@ class Software:
         return dict(self.broken).get(name)
 
 
+def _read_names(name: str, given: object, example: str) -> tuple[tuple[str, str], ...]:
+    """The pairs in order; InputError where they are no texts by library name."""
+    if given is None:
+        return ()
+    texts = [text for pair in given.items() for text in pair] if isinstance(given, Mapping) else [given]
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f'{name} is {given!r}; expected texts by library name, such as {{"flash_attn_3": "{example}"}}')
+    return tuple(sorted(given.items()))
+
+
 def version_tuple(version: str) -> tuple[int, ...]:
     """Leading numbers of a version without trailing zeros, for comparison; "2.8.0+cpu" gives (2, 8)."""
     numbers = []
     for piece in version.split("+")[0].split("."):
         digits = ""
         for character in piece:
-            if not character.isdigit():
+            if character not in "0123456789" or len(digits) == _MOST_DIGITS:
                 break
             digits += character
         if not digits:

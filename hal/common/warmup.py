@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from hal.config.runs import without_ids
 
 from .environment import read_variable
 from .errors import BackendError
+from .quiet import describe_error
 from .registry import find_backend
 
 if TYPE_CHECKING:
@@ -22,7 +26,10 @@ def list_keys(plan: Plan) -> tuple[Hashable, ...]:
     """The key of every launch that compiles for a plan, once each; BackendError where a backend promises some and lists none."""
     keys: dict[Hashable, None] = {}
     for name, requests in _compiled(plan):
-        own = dict.fromkeys(key for request in requests for key in find_backend(name).list_launches(request))
+        try:
+            own = dict.fromkeys(key for request in requests for key in find_backend(name).list_launches(request))
+        except Exception as error:
+            raise BackendError(f"{name} does not say which launches compile: {describe_error(error)}") from error
         if not own:
             raise BackendError(f"{name} declares compiled launches and lists none for {plan.device.target}; its list is wrong")
         keys |= own
@@ -62,13 +69,15 @@ class WarmupMonitor:
 
 def _compiled(plan: Plan) -> Iterator[tuple[str, tuple[Request, ...]]]:
     """Each backend of a plan whose launches compile, with the distinct requests that it serves."""
-    served: dict[str, dict[Request, None]] = {}
+    served: dict[str, dict[Request, Request]] = {}
     for request, selection in zip(plan.requests, plan.selections, strict=True):
         if request is None or selection is None:
             continue
+        # Layers that differ in their ids alone launch the same.
+        alike = replace(request, layer=without_ids(request.layer))
         for name in selection.providers.values():
-            served.setdefault(name, {})[request] = None
+            served.setdefault(name, {}).setdefault(alike, request)
     for name, requests in sorted(served.items()):
         capabilities = find_backend(name).capabilities
         if capabilities is not None and capabilities.compiled_launches:
-            yield name, tuple(requests)
+            yield name, tuple(requests.values())

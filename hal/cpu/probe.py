@@ -7,6 +7,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+INFO = Path("/proc/cpuinfo")
+
 
 def probe() -> tuple[list[dict[str, Any]], list[str]]:
     """One row, always, and a sentence with the processor's name and core count."""
@@ -16,12 +18,12 @@ def probe() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _processor_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    try:
+        lines = INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
 
 
 def _memory_bytes() -> int | None:

@@ -12,6 +12,7 @@ from hal.common.vendor.probing import (
     Findings,
     Found,
     Row,
+    check_count,
     number_rows,
     parse_visible,
     place_rows,
@@ -65,7 +66,7 @@ def _count_driver_files(findings: Findings) -> None:
 
 def _read_devices(nvml: Any, findings: Findings) -> tuple[list[Row], bool]:
     """The visible devices, and whether their order is torch's."""
-    count = findings.attempt("counting devices", nvml.nvmlDeviceGetCount) or 0
+    count = findings.attempt("counting devices", lambda: check_count("NVML", nvml.nvmlDeviceGetCount())) or 0
     if not count:
         findings.add("NVML lists no device")
     value = os.environ.get(VISIBLE)

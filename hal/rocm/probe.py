@@ -13,6 +13,7 @@ from hal.common.vendor.probing import (
     Findings,
     Found,
     Row,
+    check_count,
     number_rows,
     parse_visible,
     place_rows,
@@ -22,6 +23,7 @@ from hal.common.vendor.probing import (
 
 # Names of the files and their fields: the Linux kernel's documentation of the amdkfd driver.
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+FIELDS = frozenset({"simd_count", "gfx_target_version", "unique_id", "size_in_bytes"})
 FILTERS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 ALIASES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
@@ -91,7 +93,8 @@ def _known(rows: list[Row], findings: Findings) -> list[Row]:
 
 
 def _read_topology(findings: Findings) -> list[Row]:
-    nodes = sorted(TOPOLOGY.iterdir(), key=lambda node: int(node.name)) if TOPOLOGY.is_dir() else []
+    found = TOPOLOGY.iterdir() if TOPOLOGY.is_dir() else ()
+    nodes = sorted((node for node in found if node.name.isdecimal()), key=lambda node: int(node.name))
     if not nodes:
         findings.add(f"{TOPOLOGY} has no nodes: the kernel driver is not loaded")
     rows = []
@@ -123,7 +126,7 @@ def name_target(version: int) -> str:
 
 def _read_fields(path: Path) -> dict[str, int]:
     lines = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
-    return {words[0]: int(words[1]) for words in lines if len(words) == 2}
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[0] in FIELDS}
 
 
 def _read_amdsmi(findings: Findings) -> list[Row]:
@@ -160,8 +163,8 @@ def _read_pyrsmi(findings: Findings) -> list[Row]:
     # Getters answer with 0 and "" before this, so that a failure would look like a machine without devices.
     rocml.smi_initialize()
     try:
-        count = rocml.smi_get_device_count()
-        names = [rocml.smi_get_device_name(index) for index in range(max(count, 0))]
+        count = check_count("pyrsmi", rocml.smi_get_device_count())
+        names = [rocml.smi_get_device_name(index) for index in range(count)]
     finally:
         findings.attempt("pyrsmi shutdown", rocml.smi_shutdown)
     if names:

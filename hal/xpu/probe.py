@@ -17,6 +17,7 @@ from hal.common.vendor.probing import (
     Findings,
     Found,
     Row,
+    check_count,
     number_rows,
     parse_visible,
     place_rows,
@@ -159,7 +160,7 @@ def _read_modules(pyzes: Any, device: Any) -> list[tuple[int | None, int]]:
 def _list_handles(pyzes: Any, kind: Any, read: Any, *parent: Any) -> list[Any]:
     count = c_uint32(0)
     _check(pyzes, read(*parent, byref(count), None), read.__name__)
-    handles = (kind * count.value)()
+    handles = (kind * check_count(read.__name__, count.value))()
     if count.value:
         _check(pyzes, read(*parent, byref(count), handles), read.__name__)
     return list(handles)
@@ -175,7 +176,9 @@ def _text(value: Any) -> str:
 
 
 def _read_cards(findings: Findings) -> list[Row]:
-    cards = sorted(CARDS.glob("card[0-9]*"), key=lambda card: (len(card.name), card.name)) if CARDS.is_dir() else []
+    # A card's connectors lie beside it, as card0-DP-1.
+    found = [card for card in CARDS.glob("card[0-9]*") if card.name[4:].isdecimal()] if CARDS.is_dir() else []
+    cards = sorted(found, key=lambda card: int(card.name[4:]))
     rows = []
     for card in (card for card in cards if (card / "device" / "vendor").is_file()):
         vendor = findings.attempt(card.name, partial(_read_number, card / "device" / "vendor"))

@@ -17,6 +17,9 @@ Row = dict[str, Any]
 Found = tuple[list[Row], list[str]]
 Value = TypeVar("Value")
 
+_MOST_DEVICES = 4096
+"""More handles than any machine has; a library that counts more answers rubbish, and asking for each would never end."""
+
 _NUMBER = re.compile(r"\s*([+-]?\d+)")
 
 
@@ -38,6 +41,13 @@ class Findings:
         except Exception as error:  # noqa: BLE001 - vendors' libraries raise anything
             self.add(f"{what}: {describe_error(error)}")
             return None
+
+
+def check_count(what: str, count: object) -> int:
+    """A library's count of handles; RuntimeError where it cannot be one."""
+    if not isinstance(count, int) or not 0 <= count <= _MOST_DEVICES:
+        raise RuntimeError(f"{what} counts {count!r}")
+    return count
 
 
 def parse_visible(value: str, identifiers: Sequence[str]) -> tuple[list[int], str]:

@@ -10,6 +10,12 @@ from hal.config import IndexerShape, LayerShape, MLAShape, ModelShape
 
 MLA = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 EVERY_FAMILY = frozenset({"attention", "mla", "sparse_mla"})
+_ATTRIBUTES = frozenset(
+    {
+        *("libraries", "provides", "explain_refusal", "explain_call_refusal"),
+        *("preferred_block_size", "list_workspaces", "list_scratch"),
+    }
+)
 LAYOUTS = {"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",)}
 
 
@@ -64,9 +70,8 @@ def make_backend(
 ) -> type[Backend]:
     """A backend class with the calls its declaration promises, except `without`. Class attributes may be among the changes."""
     attributes: dict[str, Any] = {"name": name, "platform": platform}
-    for key in ("libraries", "provides", "explain_refusal", "explain_call_refusal"):
-        if key in changes:
-            attributes[key] = changes.pop(key)
+    for key in [name for name in changes if name in _ATTRIBUTES]:
+        attributes[key] = changes.pop(key)
     declared = capabilities(**changes)
     attributes["capabilities"] = declared
     attributes |= {call: _call for call in required_calls(declared) if call not in without}

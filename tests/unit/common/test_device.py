@@ -118,7 +118,7 @@ def test_a_probe_that_raises_becomes_a_finding(error: Exception, probes) -> None
     assert set(findings.values()) == {(f"{type(error).__name__}: {error}",)}
 
 
-@pytest.mark.parametrize("answer", [None, 5, ([{"colour": "red"}], []), ([{}], [])], ids=repr)
+@pytest.mark.parametrize("answer", [None, 5, ([{"colour": "red"}], []), ([{}], []), ([1], [2])], ids=repr)
 def test_a_probe_that_answers_nonsense_becomes_a_finding(answer: object, probes) -> None:
     probes(lambda: answer)
     assert [device.platform for device in hal.detect()] == ["cpu"]
@@ -133,6 +133,33 @@ def test_leaving_the_program_is_not_a_finding(error: type[BaseException], probes
     probes(probe)
     with pytest.raises(error):
         hal.detect()
+
+
+def test_a_device_of_an_arch_that_its_platform_has_not_is_a_finding(probes) -> None:
+    probes(lambda: ([{"arch": "zz_1"}], ["one card"]))
+    assert [device.platform for device in hal.detect()] == ["cpu"]
+    assert probe_platforms()[0].findings == ("one card", "a device is of arch 'zz_1', which is not in the table")
+
+
+@pytest.mark.parametrize("answer", [None, ([], ["nothing"])], ids=["raises", "no device"])
+def test_the_cpu_is_there_whatever_its_probe_says(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe() -> object:
+        if answer is None:
+            raise PermissionError("/proc/cpuinfo")
+        return answer
+
+    monkeypatch.setattr(platform_module, "load_object", lambda _: probe)
+    (cpu,) = hal.detect()
+    assert (cpu.platform, cpu.present, cpu.torch_device) == ("cpu", True, "cpu")
+    assert probe_platforms()[-1].findings
+
+
+def test_the_cpu_comes_after_a_plugin_that_is_always_there(registry) -> None:
+    own = hal.Platform(
+        name="aaa", package="hal.cpu", backends=(), probe_path="hal.cpu.probe:probe", torch_type="cpu", always_present=True
+    )
+    hal.register_platform(own)
+    assert [device.platform for device in hal.detect()] == ["aaa", "cpu"]
 
 
 def test_devices_that_are_found_come_before_the_cpu(probes) -> None:

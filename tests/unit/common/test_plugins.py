@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -102,7 +105,7 @@ def test_every_plugin_is_listed_by_name_before_any_is_loaded(load_entries) -> No
 
 @pytest.mark.parametrize(
     ("value", "loaded"),
-    [(None, ["a", "b", "own"]), ("", ["a", "b", "own"]), ("b", ["b", "own"]), (" a , b", ["a", "b", "own"]), ("none", ["own"])],
+    [(None, ["own", "a", "b"]), ("", ["own", "a", "b"]), ("b", ["own", "b"]), (" a , b", ["own", "a", "b"]), ("none", ["own"])],
 )
 def test_the_allow_list_names_what_may_be_loaded_beside_hals_own(
     value: str | None, loaded: list[str], load_entries, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +117,7 @@ def test_the_allow_list_names_what_may_be_loaded_beside_hals_own(
         *(entry(name, lambda name=name: seen.append(name) or make_backend(f"cuda:{name}")) for name in ("b", "a")),
         entry("own", lambda: seen.append("own") or make_backend("cuda:own"), distribution="hal-attention"),
     )
-    assert sorted(backends()) == [f"cuda:{name}" for name in loaded]
+    assert list(backends()) == [f"cuda:{name}" for name in loaded]
     assert seen == loaded
     assert broken_plugins() == {}
 
@@ -136,6 +139,89 @@ def test_leaving_the_program_is_not_a_broken_plugin(error: BaseException, load_e
     load_entries(entry("bad", fail(error)))
     with pytest.raises(type(error)):
         backends()
+
+
+def test_what_was_interrupted_is_loaded_by_who_asks_next(load_entries) -> None:
+    patience = iter([KeyboardInterrupt()])
+
+    def load() -> type[hal.common.backend.Backend]:
+        for error in patience:
+            raise error
+        return make_backend("cuda:b")
+
+    good = make_backend("cuda:c")
+    load_entries(entry("b", load), entry("c", lambda: good))
+    with pytest.raises(KeyboardInterrupt):
+        backends()
+    assert list(backends()) == ["cuda:b", "cuda:c"]
+
+
+def test_threads_that_ask_at_the_same_time_all_see_everything(load_entries) -> None:
+    good, ready = make_backend("cuda:good"), threading.Barrier(6)
+
+    def load() -> type[hal.common.backend.Backend]:
+        time.sleep(0.02)
+        return good
+
+    load_entries(entry("good", load))
+    seen: list[list[str]] = []
+
+    def look() -> None:
+        ready.wait()
+        seen.append(list(backends()))
+
+    threads = [threading.Thread(target=look) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [["cuda:good"]] * 6
+
+
+def test_a_plugin_may_register_more_while_it_is_imported(load_entries) -> None:
+    def load() -> type[hal.common.backend.Backend]:
+        hal.register_backend(make_backend("cuda:extra"))
+        return make_backend("cuda:good")
+
+    load_entries(entry("good", load))
+    assert sorted(backends()) == ["cuda:extra", "cuda:good"]
+
+
+def test_a_plugin_that_greets_is_not_heard(load_entries, capsys: pytest.CaptureFixture[str]) -> None:
+    load_entries(entry("loud", lambda: print("welcome") or make_backend("cuda:loud")))
+    assert list(backends()) == ["cuda:loud"]
+    assert capsys.readouterr().out == ""
+
+
+def test_no_plugin_takes_a_name_of_hals_own(load_entries) -> None:
+    own, foreign = make_backend("cuda:triton"), make_backend("cuda:triton")
+    load_entries(entry("a", lambda: foreign), entry("own", lambda: own, distribution="hal-attention"))
+    assert backends() == {"cuda:triton": own}
+    assert list(broken_plugins()) == ["a (plugin-wheel)"]
+
+
+LISTS = {
+    "no value": (b"[hal.backends]\ncuda\n", True),
+    "bad value in another group": (b"[other]\nx\n[hal.backends]\na = b:c\n", True),
+    "no text": (b"\xff\xfe", True),
+    "another group alone": (b"[console_scripts]\nx\n", False),
+}
+
+
+@pytest.mark.parametrize(("text", "is_told"), LISTS.values(), ids=LISTS)
+def test_a_list_of_entry_points_that_cannot_be_read_costs_its_distribution_alone(
+    text: bytes, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, lines in {"broken_wheel": text, "good_wheel": b"[hal.backends]\ngood = json:loads\n"}.items():
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_bytes(lines)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry_module, "_registry", registry_module._Registry())
+    assert hal.detect()[-1].target == "cpu"
+    assert "good (good_wheel)" in broken_plugins()
+    assert ("entry points (broken_wheel)" in broken_plugins()) == is_told
 
 
 def test_hals_own_platforms_are_registered_with_every_name_of_the_contract() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 import hal
-from hal.common.backend import CALLS_BY_FAMILY, Backend
+from hal.common.backend import CALLS_BY_FAMILY, RESERVED, Backend
 from hal.common.platform import Platform
 from hal.common.registry import backends, find_backend, platforms
 
@@ -44,9 +47,7 @@ def test_inherited_calls_count() -> None:
     assert find_backend("cuda:heir") is heir
 
 
-@pytest.mark.parametrize(
-    "job", ["build", "plan", "select", "supports", "open", "allocate", "attend", "attend_mla", "attend_compressed"]
-)
+@pytest.mark.parametrize("job", sorted(RESERVED))
 def test_hals_own_jobs_cannot_be_overridden(job: str) -> None:
     with pytest.raises(TypeError, match=job):
         type("Greedy", (Backend,), {job: lambda *_: None})
@@ -56,6 +57,77 @@ def test_hals_own_jobs_cannot_come_from_a_mixin() -> None:
     mixin = type("Mixin", (), {"build": lambda *_: None})
     with pytest.raises(TypeError, match="build"):
         type("Greedy", (mixin, Backend), {})
+
+
+def test_hals_own_jobs_cannot_be_set_on_a_class_later() -> None:
+    backend = make_backend("cuda:new")
+    backend.attend = lambda *_: None
+    with pytest.raises(hal.BackendError, match="cuda:new overrides attend"):
+        hal.register_backend(backend)
+
+
+IMPOSSIBLE = {
+    "families": None,
+    "archs": ("sm_90",),
+    "rank": {"sm_90": "first"},
+    "dtypes": "bfloat16",
+    "kv_layouts": {"attention": ("paper",), "mla": ("latent",), "sparse_mla": ("latent",)},
+    "index_layouts": ("paper",),
+    "graphs": "sometimes",
+    "default_block_size": 0,
+    "block_size_multiple": 0,
+    "topk_multiple": 0,
+    "max_index_pool": None,
+    "max_spec_tokens": -1,
+}
+
+
+@pytest.mark.parametrize(("field", "value"), IMPOSSIBLE.items(), ids=IMPOSSIBLE)
+def test_a_declaration_that_selection_cannot_read_is_refused(field: str, value: object) -> None:
+    backend = make_backend("cuda:new")
+    backend.capabilities = replace(backend.capabilities, **{field: value})
+    with pytest.raises(hal.BackendError, match=r"cuda:new declares what cannot be: ") as error:
+        hal.register_backend(backend)
+    assert field in str(error.value) or "paper" in str(error.value)
+    assert "cuda:new" not in backends()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("name", 5), ("platform", 5), ("capabilities", {"families": ()}), ("libraries", ("flash_attn",))],
+    ids=lambda value: str(value),
+)
+def test_an_attribute_of_another_type_is_refused(attribute: str, value: object) -> None:
+    backend = make_backend("cuda:new")
+    setattr(backend, attribute, value)
+    with pytest.raises(hal.BackendError):
+        hal.register_backend(backend)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": ""}, "the name of platform ''"),
+        ({"torch_type": None}, "torch_type"),
+        ({"backends": "hal.cpu.backend:CPUBackend"}, "expected a tuple"),
+        ({"backends": ("hal.cpu.backend:CPUBackend",)}, "'cpu' of platform 'new' says that it runs on 'cpu'"),
+        ({"backends": ("no_such_module:Thing",)}, "ModuleNotFoundError"),
+        ({"package": "no_such_package"}, "no_such_package/archs.toml: ModuleNotFoundError"),
+        ({"package": "hal"}, "hal/archs.toml: FileNotFoundError"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_platform_that_nobody_could_use_is_refused_and_leaves_the_others_alone(changes: dict, words: str) -> None:
+    values = {"name": "new", "package": "hal.cpu", "backends": (), "probe_path": "hal.cpu.probe:probe", "torch_type": "cpu"}
+    with pytest.raises(hal.BackendError, match=re.escape(words)):
+        hal.register_platform(Platform(**(values | changes)))
+    assert hal.Device.from_arch("cpu").target == "cpu"
+    assert "new" not in platforms()
+
+
+def test_what_is_no_platform_is_refused() -> None:
+    with pytest.raises(hal.BackendError, match=r"not a hal\.Platform"):
+        hal.register_platform("cuda")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -38,6 +39,13 @@ def test_needed_counts_that_are_unset_are_errors(field: str, value: object) -> N
 def test_impossible_counts_are_errors(value: object) -> None:
     with pytest.raises(ConfigError, match="num_attention_heads is "):
         read_shape(BASE | {"num_attention_heads": value})
+
+
+@pytest.mark.parametrize("value", [10**30, 10**400, -(10**400), 10**5000], ids=lambda value: f"{value.bit_length()} bits")
+@pytest.mark.parametrize("field", ["hidden_size", "attn_logit_softcapping", "rope_theta", "query_pre_attn_scalar", "dtype"])
+def test_numbers_of_any_size_are_read_or_refused(field: str, value: int) -> None:
+    with contextlib.suppress(ConfigError):
+        read_shape(BASE | {field: value})
 
 
 @pytest.mark.parametrize("value", UNSET, ids=repr)

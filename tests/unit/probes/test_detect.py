@@ -127,6 +127,43 @@ def test_other_threads_keep_their_voice(install: Install, capsys: pytest.Capture
     assert capsys.readouterr().out == "a server's log line\n"
 
 
+SPEAK = {
+    "print": lambda: print("noise", flush=True),
+    "write": lambda: sys.stdout.write("noise"),
+    "writelines": lambda: sys.stdout.writelines(["noise", "more noise"]),
+    "buffer": lambda: sys.stdout.buffer.write(b"noise"),
+}
+
+
+@pytest.mark.parametrize("speak", SPEAK.values(), ids=SPEAK)
+def test_every_way_to_speak_is_silenced(
+    speak: Callable[[], object], install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nvml = FakeNVML(H100)
+    nvml.nvmlShutdown = speak
+    install(pynvml=nvml)
+    assert [found.platform for found in hal.detect()] == ["cuda", "cpu"]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_program_without_stdout_is_served_too(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNVML(H100)
+    nvml.nvmlShutdown = SPEAK["print"]
+    install(pynvml=nvml)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert [found.platform for found in hal.detect()] == ["cuda", "cpu"]
+    assert sys.stdout is None
+
+
+@pytest.mark.parametrize("count", [-1, 2**31, "two", None, 1.5], ids=repr)
+def test_a_count_of_devices_that_cannot_be_is_a_finding(count: object, install: Install) -> None:
+    nvml = FakeNVML(H100)
+    nvml.nvmlDeviceGetCount = lambda: count
+    install(pynvml=nvml)
+    assert [found.platform for found in hal.detect()] == ["cpu"]
+    assert any(f"NVML counts {count!r}" in finding for finding in findings_of("cuda"))
+
+
 def test_stdout_is_the_programs_own_again() -> None:
     before = sys.stdout
     hal.detect()

@@ -161,3 +161,16 @@ def test_node_that_cannot_be_read_costs_itself_alone(topology: Callable[..., Non
     rows, findings = probe()
     assert len(rows) == 1
     assert findings[0].startswith("node 1: ValueError")
+
+
+def test_what_is_no_node_and_a_field_that_nobody_asks_for_cost_nothing(
+    topology: Callable[..., None], install: Install, tmp_path: Path
+) -> None:
+    topology(90402, 90402)
+    (tmp_path / "kfd" / "generation").mkdir()
+    with (tmp_path / "kfd" / "1" / "properties").open("a") as fields:
+        fields.write("marketing_name MI300X\n")
+    install(torch=make_torch(hip="7.0"))
+    rows, findings = probe()
+    assert [row["arch"] for row in rows] == ["gfx942", "gfx942"]
+    assert findings == []

@@ -90,6 +90,13 @@ def cards(tmp_path: Path) -> Callable[..., None]:
     return write
 
 
+def test_connectors_are_no_cards(cards: Callable[..., None], install: Install, tmp_path: Path) -> None:
+    cards((0x8086, 0xE20B))
+    (tmp_path / "drm" / "card0-DP-1").symlink_to(tmp_path / "drm" / "card0", target_is_directory=True)
+    install(torch=make_torch(xpu="2025.2"))
+    assert [row["arch"] for row in probe()[0]] == ["bmg"]
+
+
 def test_parts_of_a_device_count_on_their_own(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install(pyzes=make_pyzes((MAX_1550, 2)), torch=make_torch(xpu="2025.2"))
     rows, findings = probe()
