@@ -21,7 +21,7 @@ from .errors import UnsupportedModelError
 from .interface import BINDING, NAME, AttentionCall, attention_forward, make_mask, register
 from .placing import device_of
 from .probe import bind_modules
-from .support import check_supported, read_module
+from .support import check_supported, find_decoder, read_module
 from .undo import undone_on_error
 
 CONTINUOUS_NAME = "hal_flash"
@@ -110,7 +110,7 @@ def enable_generate_batch(module: PreTrainedModel, *, backend: str | None = None
     AttentionMaskInterface.register(CONTINUOUS_NAME, make_mask)
     with undone_on_error(module):
         module.eval()
-        module.get_decoder().set_attn_implementation(NAME)
+        find_decoder(module).set_attn_implementation(NAME)
         for layer_id, child in bind_modules(module, shape, Step()).items():
             setattr(child, BINDING, ContinuousBinding(shape.layer(layer_id), calls))
     # Not by set_attn_implementation: for a name with "flash" in it, that looks for a package or a kernel to download.

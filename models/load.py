@@ -27,7 +27,7 @@ from .loader import load_weights
 from .model import Model
 from .placing import device_of
 from .probe import bind_modules, up_projections
-from .support import check_rope, check_supported, read_module
+from .support import check_rope, check_supported, find_decoder, read_module
 from .text import read_stops, read_tokenizer
 from .undo import undone_on_error
 from .verdict import CheckpointPlan
@@ -140,8 +140,8 @@ def _start(
     step = Step()
     with undone_on_error(module):
         module.eval()
-        module.get_decoder().set_attn_implementation(NAME)
-        modules = bind_modules(module, serving.shape, step)
+        find_decoder(module).set_attn_implementation(NAME)
+        modules = bind_modules(module, serving.shape, step, serving.limits.max_model_len)
         attention = serving.open(_pool_size(serving) if num_blocks is None else num_blocks)
         for layer_id, (w_uk, w_uv) in up_projections(modules, serving.shape).items():
             attention.bind_weights(layer_id, w_uk, w_uv)

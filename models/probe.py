@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -14,9 +15,11 @@ from .binding import CompressedBinding, DenseBinding, LatentBinding, Step
 from .checks import check_first_call
 from .compressor import tap_compressor
 from .errors import UnsupportedModelError
+from .far import check_positions, draw_far_samples
 from .indexer import tap_indexer
 from .interface import BINDING, AttentionCall, Binding
 from .latent import patch_expand, split_up_projection
+from .support import find_decoder
 from .tokenwise import ProbeRun, Sample, check_tokenwise, draw_samples, name_rows, run_sample
 
 
@@ -53,20 +56,29 @@ class ProbeBinding:
         return query.new_zeros((1, query.shape[2], query.shape[1], layer.v_head_dim))
 
 
-def bind_modules(module: PreTrainedModel, shape: ModelShape, step: Step) -> dict[int, torch.nn.Module]:
+def bind_modules(
+    module: PreTrainedModel, shape: ModelShape, step: Step, max_model_len: int | None = None
+) -> dict[int, torch.nn.Module]:
     """Patch and bind every attention module of the text decoder; returns them by layer id.
 
     Modules are found by structure: a layer_idx, and a call of the attention function. The module is changed, its class is
     not. UnsupportedModelError for a layer that never calls it or calls it with values that its shape does not hold, and for
-    a model in which anything else passes from token to token.
+    a model in which anything else passes from token to token, or whose positions up to max_model_len are not those it is given.
     """
-    decoder = module.get_decoder()
-    candidates = [child for child in decoder.modules() if isinstance(getattr(child, "layer_idx", None), int)]
+    decoder = find_decoder(module)
+    candidates: list[Any] = [child for child in decoder.modules() if isinstance(getattr(child, "layer_idx", None), int)]
     candidates = [child for child in candidates if 0 <= child.layer_idx < shape.num_layers]
     for child in candidates:
         _patch(child, shape.layer(child.layer_idx), step)
-    in_order, turned = (_run(module, shape, step, candidates, sample) for sample in draw_samples(module, shape))
-    check_tokenwise(module, in_order, turned)
+    first, second = draw_samples(module, shape)
+    in_order = _run(module, shape, step, candidates, first)
+    check_tokenwise(module, in_order, _run(module, shape, step, candidates, second))
+    if max_model_len is not None:
+        far, behind = draw_far_samples(first, max_model_len)
+        plain = _run(module, shape, step, candidates, far)
+        cached = _run_behind_cache(module, shape, step, candidates, behind)
+        if cached is not None:
+            check_positions(module, plain, cached, max_model_len)
     for child in candidates:
         child.__dict__.pop(BINDING, None)
     for layer_id, child in in_order.modules.items():
@@ -74,12 +86,10 @@ def bind_modules(module: PreTrainedModel, shape: ModelShape, step: Step) -> dict
     return in_order.modules
 
 
-def _run(
-    module: PreTrainedModel, shape: ModelShape, step: Step, candidates: Sequence[torch.nn.Module], sample: Sample
-) -> ProbeRun:
+def _run(module: PreTrainedModel, shape: ModelShape, step: Step, candidates: Sequence[Any], sample: Sample) -> ProbeRun:
     run = ProbeRun()
     for child in candidates:
-        setattr(child, BINDING, ProbeBinding(shape.layer(child.layer_idx), step, run))  # type: ignore[arg-type]
+        setattr(child, BINDING, ProbeBinding(shape.layer(child.layer_idx), step, run))
     run.logits = run_sample(module, shape, sample)
     silent = [layer.layer_id for layer in shape.layers if layer.layer_id not in run.modules]
     if silent:
@@ -89,6 +99,16 @@ def _run(
             f"(modules with their layer_idx: {', '.join(classes) or 'none'}); run it with transformers' own attention"
         )
     return run
+
+
+def _run_behind_cache(
+    module: PreTrainedModel, shape: ModelShape, step: Step, candidates: Sequence[Any], sample: Sample
+) -> ProbeRun | None:
+    """None for a model that runs only with a cache of its own kind: it has no length of this one to count from."""
+    try:
+        return _run(module, shape, step, candidates, sample)
+    except UnsupportedModelError:
+        return None
 
 
 def up_projections(modules: dict[int, torch.nn.Module], shape: ModelShape) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -25,6 +26,15 @@ def read_module(module: PreTrainedModel) -> ModelShape:
             f"{type(module).__name__} is no transformers PreTrainedModel; hal.models takes nothing else over"
         )
     return read_shape(module.config)
+
+
+def find_decoder(module: PreTrainedModel) -> PreTrainedModel:
+    """The text decoder inside a generating model, by transformers' own word where that is a model."""
+    decoder: torch.nn.Module = module.get_decoder()
+    # For some classes get_decoder() is a last projection that happens to be named so.
+    base: Any = module.base_model
+    found: PreTrainedModel = decoder if isinstance(decoder, PreTrainedModel) else base
+    return found
 
 
 def check_supported(module: PreTrainedModel, shape: ModelShape) -> None:

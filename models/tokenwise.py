@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -26,10 +27,11 @@ ROUTED = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Tokens of one run, int64 [1, tokens]; positions None leaves counting them to the model."""
+    """Tokens of one run, int64 [1, tokens]; positions None leaves counting them to the model. cache: a transformers cache."""
 
     tokens: torch.Tensor
     positions: torch.Tensor | None = None
+    cache: Any = None
 
 
 @dataclass(slots=True)
@@ -55,16 +57,18 @@ def draw_samples(module: PreTrainedModel, shape: ModelShape) -> tuple[Sample, Sa
 
 def run_sample(module: PreTrainedModel, shape: ModelShape, sample: Sample) -> torch.Tensor:
     """Logits [tokens, vocabulary]. UnsupportedModelError where the model's code cannot run plain tokens or gives none such."""
-    keywords = {}
+    keywords: dict[str, Any] = {}
     if sample.positions is not None:
         keywords = {"position_ids": sample.positions, "attention_mask": open_mask(sample.tokens, shape)}
+    if sample.cache is not None:
+        keywords["past_key_values"] = sample.cache
     try:
         with torch.inference_mode():
             output = module(input_ids=sample.tokens, use_cache=False, **keywords)
     except HalError:
         raise
     except Exception as error:
-        how = "" if not keywords else " at given positions, without padding"
+        how = "" if sample.positions is None else f" at positions {sample.positions[0].tolist()}"
         raise UnsupportedModelError(
             f"{type(module).__name__} cannot run {sample.tokens.shape[1]} text tokens{how}: {describe(error)}. "
             "If it runs without hal, it needs inputs that hal.models does not give; else its config does not fit its class"
@@ -104,29 +108,49 @@ def name_rows(
     return rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What two runs disagree in, and by which share of its size."""
+
+    what: str
+    share: float
+
+
 def check_tokenwise(module: PreTrainedModel, in_order: ProbeRun, turned: ProbeRun) -> None:
     """Nothing, or UnsupportedModelError where a token's row changed although its position and the attention's answer did not."""
-    is_exact = module.dtype in EXACT
-    limit = LIMIT if is_exact else ROUNDED
-    for layer_id, products in in_order.products.items():
-        for what, rows in products.items():
-            _compare(f"{what} of layer {layer_id}", in_order.modules[layer_id], rows, turned.products[layer_id][what], limit)
-        limit = LIMIT if is_exact else ROUTED
-    if in_order.logits is not None and turned.logits is not None:
-        _compare("logits", module, in_order.logits, turned.logits, limit)
-
-
-def _compare(what: str, module: torch.nn.Module, in_order: torch.Tensor, turned: torch.Tensor, limit: float) -> None:
-    kept = [place for place in range(len(in_order)) if place != _exchanged(len(in_order))]
-    wanted, found = in_order[kept].float(), turned.roll(-1, 0)[kept].float()
-    difference, size = (wanted - found).norm().item(), wanted.norm().item()
-    if difference > limit * size:
+    found = furthest_apart(module, in_order, turned, shift=1)
+    if found is not None:
         raise UnsupportedModelError(
-            f"{type(module).__name__} makes other {what} of the same tokens at the same positions when their neighbours change "
-            f"(by {difference / size:.0%}): something besides attention carries state from token to token (a convolution, a "
+            f"{type(module).__name__}: {found.what} are others for the same tokens at the same positions when their neighbours "
+            f"change (by {found.share:.0%}): something besides attention carries state from token to token (a convolution, a "
             "recurrence), or positions are counted in a way of its own. hal pages keys and values only; run the model with "
             "transformers' own attention"
         )
+
+
+def furthest_apart(module: PreTrainedModel, one: ProbeRun, other: ProbeRun, shift: int = 0) -> Difference | None:
+    """The first that two runs of the same tokens disagree in, None where they agree as well as their type lets them.
+
+    shift: the second run is turned round by so many places, with one token exchanged that is not compared.
+    """
+    is_exact = module.dtype in EXACT
+    limit = LIMIT if is_exact else ROUNDED
+    for layer_id, products in one.products.items():
+        name = type(one.modules[layer_id]).__name__
+        for what, rows in products.items():
+            share = _share_apart(rows, other.products[layer_id][what], shift)
+            if share > limit:
+                return Difference(what=f"{what} of layer {layer_id} ({name})", share=share)
+        limit = LIMIT if is_exact else ROUTED
+    share = _share_apart(one.logits, other.logits, shift) if one.logits is not None and other.logits is not None else 0.0
+    return Difference(what="logits", share=share) if share > limit else None
+
+
+def _share_apart(rows: torch.Tensor, others: torch.Tensor, shift: int) -> float:
+    kept = [place for place in range(len(rows)) if not shift or place != _exchanged(len(rows))]
+    wanted, found = rows[kept].float(), others.roll(-shift, 0)[kept].float()
+    size = wanted.norm().item()
+    return (wanted - found).norm().item() / size if size else 0.0
 
 
 def _exchanged(count: int) -> int:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from transformers import PreTrainedModel
 
 from .interface import BINDING
+from .support import find_decoder
 
 PATCHED = (BINDING, "expand_kv", "forward", "training")
 """Attributes that taking over sets on module instances."""
@@ -16,7 +17,7 @@ PATCHED = (BINDING, "expand_kv", "forward", "training")
 @contextmanager
 def undone_on_error(module: PreTrainedModel) -> Iterator[None]:
     """Within the block hal changes the module; an error that leaves it puts everything back, so that it computes as before."""
-    decoder = module.get_decoder()
+    decoder = find_decoder(module)
     implementation = decoder.config._attn_implementation
     before = [(child, {name: child.__dict__[name] for name in PATCHED if name in child.__dict__}) for child in module.modules()]
     try:

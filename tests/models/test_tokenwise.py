@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
+from hal.common.limits import Limits
 from hal.models import UnsupportedModelError, attach
 from hal.models.continuous import enable_generate_batch
 
 from . import tiny
-from .oracle import random_prompts
+from .oracle import eager_logits, paged_logits, random_prompts, run_on_hal
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
@@ -58,7 +61,7 @@ def count_rows(module: PreTrainedModel) -> None:
 CHANGES = [
     (shift_queries, "queries of layer 0"),
     (shift_a_later_layer, "queries of layer 2"),
-    (shift_logits, "LlamaForCausalLM makes other logits"),
+    (shift_logits, "LlamaForCausalLM: logits"),
     (count_rows, "queries of layer 0"),
 ]
 
@@ -67,7 +70,7 @@ CHANGES = [
 def test_what_carries_state_between_tokens_is_refused(change, words: str) -> None:
     module = tiny.build(tiny.llama())
     change(module)
-    with pytest.raises(UnsupportedModelError, match=f"{words} of the same tokens .*transformers' own attention"):
+    with pytest.raises(UnsupportedModelError, match=rf"{words}.* are others for the same tokens .*transformers' own attention"):
         attach(module)
 
 
@@ -95,7 +98,7 @@ def small(name: str, **fields: object) -> transformers.PreTrainedConfig:
     ids=["convolution-before-attention", "positions-from-padding"],
 )
 def test_models_of_transformers_that_do_so_are_refused(config: transformers.PreTrainedConfig) -> None:
-    with pytest.raises(UnsupportedModelError, match="of the same tokens at the same positions"):
+    with pytest.raises(UnsupportedModelError, match="for the same tokens at the same positions"):
         attach(transformers.AutoModelForCausalLM.from_config(config))
 
 
@@ -162,3 +165,55 @@ def test_choosing_rows_of_the_logits_never_reaches_attention() -> None:
 
     module.model.forward = passing_on
     assert attach(module).generate([[1, 2, 3], [4]], 3) == expected
+
+
+class CountingScale(nn.Module):
+    """A query projection that grows with the number of tokens before, as its model's cache counts them."""
+
+    def __init__(self, inner: nn.Module, floor: int) -> None:
+        super().__init__()
+        self.inner, self.floor, self.seen = inner, floor, 0
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(hidden.shape[1]) + self.seen
+        return self.inner(hidden) * (1 + torch.floor(positions / self.floor))[:, None]
+
+
+def count_by_cache(module: PreTrainedModel, floor: int) -> None:
+    attention = module.model.layers[1].self_attn
+    attention.q_proj = CountingScale(attention.q_proj, floor)
+    forward = type(attention).forward
+
+    def with_length(*args: object, past_key_values=None, **kwargs: object):
+        attention.q_proj.seen = 0 if past_key_values is None else past_key_values.get_seq_length(1)
+        return forward(attention, *args, past_key_values=past_key_values, **kwargs)
+
+    attention.forward = with_length
+
+
+@pytest.mark.parametrize(("floor", "is_served"), [(8, False), (63, False), (64, True)])
+def test_positions_that_only_a_cache_knows_are_refused_where_they_matter(floor: int, is_served: bool) -> None:
+    module = tiny.build(tiny.llama())
+    count_by_cache(module, floor)
+    if is_served:
+        attach(module, limits=Limits(64, 2, 32))
+    else:
+        with pytest.raises(UnsupportedModelError, match=r"queries of layer 1 .* depend on .* a cache holds .* position 63"):
+            attach(module, limits=Limits(64, 2, 32))
+
+
+def test_lengths_beyond_a_table_of_positions_are_refused_before_they_are_met() -> None:
+    module = transformers.AutoModelForCausalLM.from_config(small("gpt2", n_positions=256))
+    attach(copy.deepcopy(module), limits=Limits(256, 2, 32))
+    with pytest.raises(UnsupportedModelError, match=r"at positions \[253, 254, 255, 256\]: IndexError"):
+        attach(module, limits=Limits(257, 2, 32))
+
+
+def test_a_projection_named_decoder_is_not_taken_for_the_model() -> None:
+    config = small(
+        "modernbert-decoder", pad_token_id=0, bos_token_id=1, eos_token_id=1, global_attn_every_n_layers=2, local_attention=12
+    )
+    module = tiny.build(config)
+    tokens = random_prompts([30])[0]
+    model = run_on_hal(module)
+    torch.testing.assert_close(paged_logits(model, [tokens], [[17], [13]])[0], eager_logits(module, tokens), atol=2e-4, rtol=2e-4)
