@@ -51,6 +51,10 @@ def check_supported(module: PreTrainedModel, shape: ModelShape) -> None:
             f"{name} declares _supports_attention_backend = False: its attention is not behind transformers' attention "
             f"interface, so hal cannot take it over; {NEXT_STEP}"
         )
+    if not module.can_generate():
+        raise UnsupportedModelError(
+            f"{name} makes hidden states and no tokens; give the model with its head, as AutoModelForCausalLM makes it"
+        )
 
 
 def _why_not(layer: LayerShape) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .operands import check_out
 from .registration import define_operator
 from .results import log_dtype, settle
 
@@ -33,44 +34,56 @@ class Attending:
         return out, None
 
 
-def define_attending(name: str, arguments: str, run: Callable[..., Attended], value_width: Callable[..., int]) -> Attending:
+def define_attending(
+    name: str, arguments: str, check: Callable[..., None], run: Callable[..., Attended], value_width: Callable[..., int]
+) -> Attending:
     """The overloads of one call; its first argument is q [tokens, heads, head_dim].
 
-    run takes the schema's arguments in order, then need_lse and out. value_width takes the same arguments and gives the last
-    dimension of out.
+    check takes the schema's arguments in order and raises for those that do not fit. run takes them too, then need_lse and
+    out. value_width takes the same arguments and gives the last dimension of out.
     """
 
     def run_plain(q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        check(q, *rest)
         return settle(run(q, *rest, need_lse=False, out=None)[0], q.dtype)
 
     def run_with_lse(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        check(q, *rest)
         result, lse = run(q, *rest, need_lse=True, out=None)
         return settle(result, q.dtype), _settle_lse(lse, q)
 
+    def check_into(q: torch.Tensor, *rest: Any, out: torch.Tensor) -> None:
+        check(q, *rest)
+        check_out(name, q, out)
+
     def run_into(q: torch.Tensor, *rest: Any, out: torch.Tensor) -> None:
+        check_into(q, *rest, out=out)
         run(q, *rest, need_lse=False, out=out)
 
     def run_into_with_lse(q: torch.Tensor, *rest: Any, out: torch.Tensor) -> torch.Tensor:
+        check_into(q, *rest, out=out)
         return _settle_lse(run(q, *rest, need_lse=True, out=out)[1], q)
 
     def trace_plain(q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        check(q, *rest)
         return q.new_empty((q.shape[0], q.shape[1], value_width(q, *rest)))
 
-    def trace_lse(q: torch.Tensor, *rest: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+    def trace_lse(q: torch.Tensor) -> torch.Tensor:
         return q.new_empty((q.shape[0], q.shape[1]), dtype=log_dtype(q.dtype))
 
     def trace_with_lse(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return trace_plain(q, *rest), trace_lse(q, *rest)
+        return trace_plain(q, *rest), trace_lse(q)
 
-    def trace_into(q: torch.Tensor, *rest: Any, out: torch.Tensor) -> None:
-        """Nothing is made: out is the caller's."""
+    def trace_into_with_lse(q: torch.Tensor, *rest: Any, out: torch.Tensor) -> torch.Tensor:
+        check_into(q, *rest, out=out)
+        return trace_lse(q)
 
     written = f"{arguments}, *, Tensor(a!) out"
     return Attending(
         plain=define_operator(name, f"({arguments}) -> Tensor", run_plain, trace_plain),
         with_lse=define_operator(f"{name}.lse", f"({arguments}) -> (Tensor, Tensor)", run_with_lse, trace_with_lse),
-        into=define_operator(f"{name}.out", f"({written}) -> ()", run_into, trace_into),
-        into_with_lse=define_operator(f"{name}.out_lse", f"({written}) -> Tensor", run_into_with_lse, trace_lse),
+        into=define_operator(f"{name}.out", f"({written}) -> ()", run_into, check_into),
+        into_with_lse=define_operator(f"{name}.out_lse", f"({written}) -> Tensor", run_into_with_lse, trace_into_with_lse),
     )
 
 

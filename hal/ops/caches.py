@@ -11,6 +11,7 @@ from hal.common.layout_text import parse_layout
 
 from .cache_form import CACHE, part_dtype, read_cache
 from .calls import find_calls
+from .operands import FLAT, FLOATS, INT32, INT64, check_operands, given
 from .registration import define_operator, refuse_gradients
 from .results import settle
 
@@ -25,6 +26,12 @@ def gather_cache(cache: KVCache, rows: torch.Tensor, *, backend: str | None = No
     return tuple(_GATHER(cache.storage, cache.scale, cache.layout.description, cache.block_size, rows, backend))
 
 
+def _check_write(storage: torch.Tensor, scale: torch.Tensor | None, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    floats = ((f"part {number}", part, FLOATS, None) for number, part in enumerate(parts))
+    check_operands("write_cache", *given(storage=storage, scale=scale), ("slots", slots, INT64, FLAT), *floats)
+    refuse_gradients(storage, *parts)
+
+
 def _run_write(
     storage: torch.Tensor,
     scale: torch.Tensor | None,
@@ -34,7 +41,7 @@ def _run_write(
     parts: Sequence[torch.Tensor],
     backend: str | None,
 ) -> None:
-    refuse_gradients(storage, *parts)
+    _check_write(storage, scale, slots, parts)
     find_calls(backend, storage.device).write_cache(read_cache(storage, scale, layout, block_size), slots, *parts)
 
 
@@ -47,13 +54,18 @@ def _trace_write(
     parts: Sequence[torch.Tensor],
     backend: str | None,
 ) -> None:
-    refuse_gradients(storage, *parts)
+    _check_write(storage, scale, slots, parts)
+
+
+def _check_gather(storage: torch.Tensor, scale: torch.Tensor | None, rows: torch.Tensor) -> None:
+    check_operands("gather_cache", *given(storage=storage, scale=scale), ("rows", rows, INT32, FLAT))
+    refuse_gradients(storage)
 
 
 def _run_gather(
     storage: torch.Tensor, scale: torch.Tensor | None, layout: str, block_size: int, rows: torch.Tensor, backend: str | None
 ) -> list[torch.Tensor]:
-    refuse_gradients(storage)
+    _check_gather(storage, scale, rows)
     parts = find_calls(backend, storage.device).gather_cache(read_cache(storage, scale, layout, block_size), rows)
     dtype = part_dtype(layout, storage)
     # Parts of one row are views of the same rows; an operator's results share no memory.
@@ -66,7 +78,7 @@ def _run_gather(
 def _trace_gather(
     storage: torch.Tensor, scale: torch.Tensor | None, layout: str, block_size: int, rows: torch.Tensor, backend: str | None
 ) -> list[torch.Tensor]:
-    refuse_gradients(storage)
+    _check_gather(storage, scale, rows)
     form = parse_layout(layout)
     dtype = torch.float32 if form.is_quantised else storage.dtype
     return [storage.new_empty((rows.shape[0], *part), dtype=dtype) for part in form.parts]

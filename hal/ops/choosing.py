@@ -7,6 +7,7 @@ import torch
 from hal.common.parallel import Parallel
 
 from .calls import find_calls
+from .operands import ANY, FLOATS, INT32, MATRIX, check_counts, check_operands, leading
 from .registration import define_operator
 from .results import settle
 
@@ -50,9 +51,41 @@ def rows_from_topk(
     return found
 
 
+def _check_select(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int) -> None:
+    check_operands("select_topk", ("scores", scores, FLOATS, MATRIX), ("lengths", lengths, INT32, (leading(scores),)))
+    check_counts("select_topk", 0, k=k, width=width)
+
+
+def _check_expand(topk: torch.Tensor, lengths: torch.Tensor, pool: int) -> None:
+    check_operands("expand_pools", ("topk", topk, INT32, MATRIX), ("lengths", lengths, INT32, (leading(topk),)))
+    check_counts("expand_pools", 1, pool=pool)
+
+
+def _check_rows(
+    topk: torch.Tensor,
+    req_id: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_size: int,
+    rows_per_page: int | None,
+) -> None:
+    requests = leading(seq_lens)
+    check_operands(
+        "rows_from_topk",
+        ("topk", topk, INT32, MATRIX),
+        ("req_id", req_id, INT32, (leading(topk),)),
+        ("block_table", block_table, INT32, (requests, ANY)),
+        ("seq_lens", seq_lens, INT32, (requests,)),
+    )
+    check_counts("rows_from_topk", 1, block_size=block_size)
+    if rows_per_page is not None:
+        check_counts("rows_from_topk", block_size, rows_per_page=rows_per_page)
+
+
 def _run_select(
     scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int, deterministic: bool, backend: str | None
 ) -> torch.Tensor:
+    _check_select(scores, lengths, k, width)
     calls = find_calls(backend, scores.device)
     return settle(calls.select_topk(scores, lengths, k, width, deterministic), torch.int32, scores)
 
@@ -60,14 +93,17 @@ def _run_select(
 def _trace_select(
     scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int, deterministic: bool, backend: str | None
 ) -> torch.Tensor:
+    _check_select(scores, lengths, k, width)
     return scores.new_empty((scores.shape[0], width), dtype=torch.int32)
 
 
 def _run_expand(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, backend: str | None) -> torch.Tensor:
+    _check_expand(topk, lengths, pool)
     return settle(find_calls(backend, topk.device).expand_pools(topk, lengths, pool, width), torch.int32, topk)
 
 
 def _trace_expand(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, backend: str | None) -> torch.Tensor:
+    _check_expand(topk, lengths, pool)
     return topk.new_empty((topk.shape[0], width), dtype=torch.int32)
 
 
@@ -81,6 +117,7 @@ def _run_rows(
     share: list[int],
     backend: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_rows(topk, req_id, block_table, seq_lens, block_size, rows_per_page)
     dcp, dcp_rank, interleave = share
     rows, valid = find_calls(backend, topk.device).rows_from_topk(
         topk,
@@ -104,6 +141,7 @@ def _trace_rows(
     share: list[int],
     backend: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_rows(topk, req_id, block_table, seq_lens, block_size, rows_per_page)
     return topk.new_empty(topk.shape, dtype=torch.int32), topk.new_empty((topk.shape[0],), dtype=torch.int32)
 
 

@@ -9,6 +9,7 @@ from hal.common.kernels import KVCache
 
 from .cache_form import read_cache
 from .calls import find_calls
+from .operands import ANY, FLOATS, INT32, INT64, MATRIX, check_counts, check_operands, given, leading
 from .registration import define_operator, refuse_gradients
 
 
@@ -53,6 +54,49 @@ def compress_states(
     )
 
 
+def _check(
+    kv: torch.Tensor,
+    score: torch.Tensor,
+    position_bias: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    states: torch.Tensor,
+    entries: torch.Tensor,
+    entry_scale: torch.Tensor | None,
+    state_slots: torch.Tensor,
+    entry_slots: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    req_id: torch.Tensor,
+    positions: torch.Tensor,
+    block_table: torch.Tensor,
+    ratio: int,
+) -> None:
+    tokens, requests = leading(kv), leading(block_table)
+    check_operands(
+        "compress_states",
+        *given(
+            states=states,
+            entries=entries,
+            score=score,
+            position_bias=position_bias,
+            norm_weight=norm_weight,
+            cos=cos,
+            sin=sin,
+            entry_scale=entry_scale,
+        ),
+        ("kv", kv, FLOATS, MATRIX),
+        ("state_slots", state_slots, INT64, (tokens,)),
+        ("entry_slots", entry_slots, INT64, (tokens,)),
+        ("query_start_loc", query_start_loc, INT32, (ANY if requests is ANY else requests + 1,)),
+        ("req_id", req_id, INT32, (tokens,)),
+        ("positions", positions, INT64, (tokens,)),
+        ("block_table", block_table, INT32, (requests, ANY)),
+    )
+    check_counts("compress_states", 1, ratio=ratio)
+    refuse_gradients(kv, score, position_bias, states, entries)
+
+
 def _run(
     kv: torch.Tensor,
     score: torch.Tensor,
@@ -77,25 +121,60 @@ def _run(
     ratio: int,
     backend: str | None,
 ) -> None:
-    refuse_gradients(kv, score, position_bias, states, entries)
+    indices = (state_slots, entry_slots, query_start_loc, req_id, positions, block_table)
+    _check(kv, score, position_bias, norm_weight, cos, sin, states, entries, entry_scale, *indices, ratio)
     compressor = Compressor(kv=kv, score=score, position_bias=position_bias, norm_weight=norm_weight, eps=eps, cos=cos, sin=sin)
     find_calls(backend, states.device).compress_states(
         compressor,
         read_cache(states, None, state_layout, state_block_size),
         read_cache(entries, entry_scale, entry_layout, entry_block_size),
+        *indices,
+        ratio=ratio,
+    )
+
+
+def _trace(
+    kv: torch.Tensor,
+    score: torch.Tensor,
+    position_bias: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    states: torch.Tensor,
+    state_layout: str,
+    state_block_size: int,
+    entries: torch.Tensor,
+    entry_scale: torch.Tensor | None,
+    entry_layout: str,
+    entry_block_size: int,
+    state_slots: torch.Tensor,
+    entry_slots: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    req_id: torch.Tensor,
+    positions: torch.Tensor,
+    block_table: torch.Tensor,
+    ratio: int,
+    backend: str | None,
+) -> None:
+    _check(
+        kv,
+        score,
+        position_bias,
+        norm_weight,
+        cos,
+        sin,
+        states,
+        entries,
+        entry_scale,
         state_slots,
         entry_slots,
         query_start_loc,
         req_id,
         positions,
         block_table,
-        ratio=ratio,
+        ratio,
     )
-
-
-def _trace(kv: torch.Tensor, score: torch.Tensor, position_bias: torch.Tensor, *arguments: object, **keywords: object) -> None:
-    del arguments, keywords
-    refuse_gradients(kv, score, position_bias)
 
 
 _COMPRESS = define_operator(

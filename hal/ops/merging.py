@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .calls import find_calls
+from .operands import CUBE, FLOATS, check_operands
 from .registration import define_operator, refuse_gradients
 from .results import log_dtype, settle
 
@@ -23,10 +24,31 @@ def apply_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor, *, back
     return result
 
 
+def _check_merge(out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:
+    check_operands("merge_states", ("out_a", out_a, FLOATS, CUBE))
+    check_operands(
+        "merge_states",
+        ("out_a", out_a, None, None),
+        ("lse_a", lse_a, FLOATS, tuple(out_a.shape[:2])),
+        ("out_b", out_b, FLOATS, tuple(out_a.shape)),
+        ("lse_b", lse_b, FLOATS, tuple(out_a.shape[:2])),
+    )
+    refuse_gradients(out_a, lse_a, out_b, lse_b)
+
+
+def _check_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> None:
+    check_operands("apply_sink", ("out", out, FLOATS, CUBE))
+    tokens, heads, _ = out.shape
+    check_operands(
+        "apply_sink", ("out", out, None, None), ("lse", lse, FLOATS, (tokens, heads)), ("sink", sink, FLOATS, (heads,))
+    )
+    refuse_gradients(out, lse, sink)
+
+
 def _run_merge(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor, backend: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    refuse_gradients(out_a, lse_a, out_b, lse_b)
+    _check_merge(out_a, lse_a, out_b, lse_b)
     out, lse = find_calls(backend, out_a.device).merge_states(out_a, lse_a, out_b, lse_b)
     return settle(out, out_a.dtype, out_a, out_b), settle(lse, log_dtype(lse_a.dtype), lse_a, lse_b)
 
@@ -34,17 +56,17 @@ def _run_merge(
 def _trace_merge(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor, backend: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    refuse_gradients(out_a, lse_a, out_b, lse_b)
+    _check_merge(out_a, lse_a, out_b, lse_b)
     return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape, dtype=log_dtype(lse_a.dtype))
 
 
 def _run_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor, backend: str | None) -> torch.Tensor:
-    refuse_gradients(out, lse, sink)
+    _check_sink(out, lse, sink)
     return settle(find_calls(backend, out.device).apply_sink(out, lse, sink), out.dtype, out)
 
 
 def _trace_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor, backend: str | None) -> torch.Tensor:
-    refuse_gradients(out, lse, sink)
+    _check_sink(out, lse, sink)
     return out.new_empty(out.shape)
 
 

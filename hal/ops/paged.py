@@ -7,9 +7,10 @@ import torch
 from hal.common.kernels import KVCache, PagedBatch
 
 from .attending import Attended, define_attending
-from .batch_form import BATCH, flatten_batch, read_batch
+from .batch_form import BATCH, batch_operands, flatten_batch, read_batch
 from .cache_form import CACHE, read_cache, value_width
 from .calls import find_calls
+from .operands import CUBE, FLOATS, check_masking, check_operands, given, leading
 from .registration import refuse_gradients
 
 
@@ -45,6 +46,32 @@ def paged_attention(
     return _OPERATORS.attend(arguments, need_lse, out)
 
 
+def _check(
+    q: torch.Tensor,
+    storage: torch.Tensor,
+    scale: torch.Tensor | None,
+    layout: str,
+    block_size: int,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    num_decodes: int,
+    key_starts: torch.Tensor | None,
+    key_stops: torch.Tensor | None,
+    softmax_scale: float,
+    window: int | None,
+    chunk: int | None,
+    softcap: float | None,
+    *rest: object,
+) -> None:
+    batch = batch_operands(leading(q), query_start_loc, seq_lens, block_table, key_starts, key_stops)
+    check_operands("paged_attention", ("q", q, FLOATS, CUBE), *given(storage=storage, scale=scale), *batch)
+    check_masking("paged_attention", window, chunk, softcap)
+    refuse_gradients(q)
+
+
 def _run(
     q: torch.Tensor,
     storage: torch.Tensor,
@@ -69,7 +96,6 @@ def _run(
     need_lse: bool,
     out: torch.Tensor | None,
 ) -> Attended:
-    refuse_gradients(q)
     return find_calls(backend, q.device).paged_attention(
         q,
         read_cache(storage, scale, layout, block_size),
@@ -85,13 +111,13 @@ def _run(
 
 
 def _value_width(q: torch.Tensor, storage: torch.Tensor, scale: torch.Tensor | None, layout: str, *rest: object) -> int:
-    refuse_gradients(q)
     return value_width(layout)
 
 
 _OPERATORS = define_attending(
     "paged_attention",
     f"Tensor q, {CACHE}, {BATCH}, float softmax_scale, SymInt? window, SymInt? chunk, float? softcap, bool causal, str? backend",
+    _check,
     _run,
     _value_width,
 )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from hal.common.errors import LayoutError
 from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
+from hal.common.layout_text import parse_layout
 
-from .batch_form import BATCH, flatten_batch, read_batch
+from .batch_form import BATCH, batch_operands, flatten_batch, read_batch
 from .cache_form import CACHE, read_cache
 from .calls import find_calls
+from .operands import ANY, FLOATS, check_operands, given
 from .registration import define_operator, refuse_gradients
 from .results import log_dtype, settle
 
@@ -40,6 +43,41 @@ def index_scores(
     return scores
 
 
+def _check(
+    iq: torch.Tensor,
+    weights: torch.Tensor,
+    storage: torch.Tensor,
+    scale: torch.Tensor | None,
+    layout: str,
+    span: list[int] | None,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    key_starts: torch.Tensor | None,
+    key_stops: torch.Tensor | None,
+) -> None:
+    (*_, width), *others = parse_layout(layout).parts
+    if others:
+        raise LayoutError(f"hal.ops.index_scores: a token of layout {parse_layout(layout).name!r} is no single index key")
+    check_operands("index_scores", ("iq", iq, FLOATS, (ANY, ANY, width)))
+    tokens, heads, _ = iq.shape
+    check_operands(
+        "index_scores",
+        ("iq", iq, None, None),
+        ("weights", weights, FLOATS, (tokens, heads)),
+        *given(storage=storage, scale=scale),
+        *batch_operands(tokens, query_start_loc, seq_lens, block_table, key_starts, key_stops),
+    )
+    if span is not None and all(type(edge) is int for edge in (*span, tokens)):
+        requests = seq_lens.shape[0]
+        if not (0 <= span[0] <= span[1] <= tokens and 0 <= span[2] <= span[3] <= requests and span[4] >= 0):
+            raise LayoutError(
+                f"hal.ops.index_scores: chunk of tokens {span[0]} to {span[1]}, requests {span[2]} to {span[3]} and {span[4]} "
+                f"keys; the batch has {tokens} tokens and {requests} requests"
+            )
+    refuse_gradients(iq, weights)
+
+
 def _run(
     iq: torch.Tensor,
     weights: torch.Tensor,
@@ -58,7 +96,7 @@ def _run(
     span: list[int] | None,
     backend: str | None,
 ) -> torch.Tensor:
-    refuse_gradients(iq, weights)
+    _check(iq, weights, storage, scale, layout, span, query_start_loc, seq_lens, block_table, key_starts, key_stops)
     batch = read_batch(query_start_loc, seq_lens, block_table, max_query_len, max_seq_len, num_decodes, key_starts, key_stops)
     cache, chunk = read_cache(storage, scale, layout, block_size), None if span is None else _read_chunk(span)
     return settle(find_calls(backend, iq.device).index_scores(iq, weights, cache, batch, chunk), log_dtype(iq.dtype))
@@ -82,7 +120,7 @@ def _trace(
     span: list[int] | None,
     backend: str | None,
 ) -> torch.Tensor:
-    refuse_gradients(iq, weights)
+    _check(iq, weights, storage, scale, layout, span, query_start_loc, seq_lens, block_table, key_starts, key_stops)
     tokens, columns = (iq.shape[0], max_seq_len) if span is None else (span[1] - span[0], span[4])
     return iq.new_empty((tokens, columns), dtype=log_dtype(iq.dtype))
 

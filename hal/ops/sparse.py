@@ -11,6 +11,7 @@ from hal.common.kernels import Segment
 from .attending import Attended, define_attending
 from .cache_form import read_cache
 from .calls import find_calls
+from .operands import ANY, CUBE, FLOATS, INT32, check_operands, leading
 from .registration import refuse_gradients
 
 
@@ -40,6 +41,28 @@ def sparse_mla(
     return _OPERATORS.attend(arguments, need_lse, out)
 
 
+def _check(
+    q: torch.Tensor,
+    storages: list[torch.Tensor],
+    scales: list[torch.Tensor | None],
+    layouts: list[str],
+    block_sizes: list[int],
+    rows: list[torch.Tensor],
+    valid: list[torch.Tensor],
+    *rest: object,
+) -> None:
+    tokens = leading(q)
+    check_operands(
+        "sparse_mla",
+        ("q", q, FLOATS, CUBE),
+        *((f"storage of segment {i}", each, None, None) for i, each in enumerate(storages)),
+        *((f"scale of segment {i}", each, None, None) for i, each in enumerate(scales) if each is not None),
+        *((f"rows of segment {i}", each, INT32, (tokens, ANY)) for i, each in enumerate(rows)),
+        *((f"valid of segment {i}", each, INT32, (tokens,)) for i, each in enumerate(valid)),
+    )
+    refuse_gradients(q)
+
+
 def _run(
     q: torch.Tensor,
     storages: list[torch.Tensor],
@@ -55,7 +78,6 @@ def _run(
     need_lse: bool,
     out: torch.Tensor | None,
 ) -> Attended:
-    refuse_gradients(q)
     caches = [read_cache(*cache) for cache in zip(storages, scales, layouts, block_sizes, strict=True)]
     return find_calls(backend, q.device).sparse_mla(
         q,
@@ -78,7 +100,6 @@ def _value_width(
     kv_lora_rank: int,
     *rest: object,
 ) -> int:
-    refuse_gradients(q)
     return kv_lora_rank
 
 
@@ -86,6 +107,7 @@ _OPERATORS = define_attending(
     "sparse_mla",
     "Tensor q, Tensor[] storages, Tensor?[] scales, str[] layouts, SymInt[] block_sizes, Tensor[] rows, Tensor[] valid, "
     "SymInt kv_lora_rank, float softmax_scale, str? backend",
+    _check,
     _run,
     _value_width,
 )

@@ -6,6 +6,7 @@ import torch
 
 from .attending import Attended, define_attending
 from .calls import find_calls
+from .operands import ANY, CUBE, FLOATS, INT32, check_masking, check_operands, leading
 from .registration import refuse_gradients
 
 
@@ -48,6 +49,38 @@ def varlen_attention(
     return _OPERATORS.attend(arguments, need_lse, out)
 
 
+def _check(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_start_loc: torch.Tensor,
+    k_start_loc: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    softmax_scale: float,
+    window: int | None,
+    softcap: float | None,
+    causal: bool,
+    selected: torch.Tensor | None,
+    first_key: torch.Tensor | None,
+    backend: str | None,
+) -> None:
+    ends = leading(q_start_loc)
+    requests = ANY if ends is ANY else ends - 1
+    check_operands(
+        "varlen_attention",
+        ("q", q, FLOATS, CUBE),
+        ("k", k, FLOATS, CUBE),
+        ("v", v, FLOATS, CUBE),
+        ("q_start_loc", q_start_loc, INT32, (ends,)),
+        ("k_start_loc", k_start_loc, INT32, (ends,)),
+        *(() if selected is None else (("selected", selected, INT32, (leading(q), ANY)),)),
+        *(() if first_key is None else (("first_key", first_key, INT32, (requests,)),)),
+    )
+    check_masking("varlen_attention", window, None, softcap)
+    refuse_gradients(q, k, v)
+
+
 def _run(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -67,7 +100,6 @@ def _run(
     need_lse: bool,
     out: torch.Tensor | None,
 ) -> Attended:
-    refuse_gradients(q, k, v)
     return find_calls(backend, q.device).varlen_attention(
         q,
         k,
@@ -88,7 +120,6 @@ def _run(
 
 
 def _value_width(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: object) -> int:
-    refuse_gradients(q, k, v)
     return v.shape[2]
 
 
@@ -96,6 +127,7 @@ _OPERATORS = define_attending(
     "varlen_attention",
     "Tensor q, Tensor k, Tensor v, Tensor q_start_loc, Tensor k_start_loc, SymInt max_query_len, SymInt max_seq_len, "
     "float softmax_scale, SymInt? window, float? softcap, bool causal, Tensor? selected, Tensor? first_key, str? backend",
+    _check,
     _run,
     _value_width,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -73,6 +74,22 @@ def test_a_model_that_the_paged_cache_cannot_hold_is_refused(config: Callable[[]
         enable_generate_batch(module)
     assert module.config._attn_implementation == before
     assert not any(BINDING in child.__dict__ for child in module.modules())
+
+
+@pytest.mark.parametrize("take_over", [enable_generate_batch, attach], ids=["enable_generate_batch", "attach"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: attach(tiny.build(tiny.llama())), "Model is no transformers PreTrainedModel"),
+        (lambda: tiny.build(tiny.llama()).model, "no tokens; give the model with its head"),
+    ],
+    ids=["hals_own_model", "without_a_head"],
+)
+def test_what_makes_no_tokens_by_transformers_is_refused(
+    take_over: Callable[..., object], make: Callable[[], Any], words: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=words):
+        take_over(make())
 
 
 def test_a_backend_that_is_not_registered_is_refused() -> None:

@@ -24,13 +24,14 @@ from .samples import INDEX, KV, LATENT, PAGE, make_batch, make_cache, random, re
 
 CPU = torch.device("cpu")
 BATCH_FIELDS = (
-    *[torch.zeros(2, dtype=torch.int32)] * 2,
+    torch.zeros(2, dtype=torch.int32),
+    torch.zeros(1, dtype=torch.int32),
     torch.zeros(1, 3, dtype=torch.int32),
     5,
     7,
     1,
     None,
-    *[torch.ones(4)] * 2,
+    *[torch.ones(4, dtype=torch.int32)] * 2,
 )
 """A value for every field of PagedBatch, in their order; the memo does not travel."""
 

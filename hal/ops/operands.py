@@ -1,0 +1,92 @@
+"""What the host can see of an operator's tensors, looked at before any of them is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hal.common.errors import LayoutError
+
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+INT32 = frozenset({torch.int32})
+INT64 = frozenset({torch.int64})
+ANY = -1
+"""A dimension of any size."""
+
+Operand = tuple[str, torch.Tensor | None, frozenset[torch.dtype] | None, tuple[int, ...] | None]
+"""A tensor's name, itself, the types it may have and its shape; None where the call itself looks at those."""
+
+FLAT, MATRIX, CUBE = (ANY,), (ANY, ANY), (ANY, ANY, ANY)
+"""Shapes of so many dimensions, whatever their sizes."""
+
+
+def check_operands(call: str, *operands: Operand) -> None:
+    """Nothing, or LayoutError for a tensor of another type or shape, or on another device than the first.
+
+    While a graph is traced, sizes may be symbols; those are left to the run, so that a check adds no guard.
+    """
+    device = None
+    for name, tensor, dtypes, shape in operands:
+        if tensor is None:
+            raise LayoutError(f"hal.ops.{call}: {name} is None; expected a tensor")
+        device = device or tensor.device
+        is_of_type = dtypes is None or tensor.dtype in dtypes
+        if is_of_type and tensor.device == device and (shape is None or _fits(tensor.shape, shape)):
+            continue
+        kinds = "a tensor" if dtypes is None else " or ".join(sorted(map(_plain, dtypes)))
+        sizes = "" if shape is None else f" [{', '.join('n' if size is ANY else str(size) for size in shape)}]"
+        raise LayoutError(
+            f"hal.ops.{call}: {name} is {_plain(tensor.dtype)} {list(tensor.shape)} on {tensor.device}; expected "
+            f"{kinds}{sizes} on {device}"
+        )
+
+
+def leading(tensor: torch.Tensor) -> int:
+    """The size of a tensor's first dimension; ANY where it has none."""
+    return tensor.shape[0] if tensor.dim() else ANY
+
+
+def given(**tensors: torch.Tensor | None) -> tuple[Operand, ...]:
+    """Operands of which only the device is looked at here, those that are None left out."""
+    return tuple((name, tensor, None, None) for name, tensor in tensors.items() if tensor is not None)
+
+
+def check_counts(call: str, least: int, **counts: int) -> None:
+    """Nothing, or LayoutError for a number below the least it may be."""
+    for name, count in counts.items():
+        if type(count) is int and count < least:
+            raise LayoutError(f"hal.ops.{call}: {name} is {count}; expected at least {least}")
+
+
+def check_masking(call: str, window: int | None, chunk: int | None, softcap: float | None) -> None:
+    """Nothing, or LayoutError for a mask that would hide every key, or a softcap that is no bound."""
+    if window is not None:
+        check_counts(call, 1, window=window)
+    if chunk is not None:
+        check_counts(call, 1, chunk=chunk)
+    if softcap is not None and not softcap > 0:
+        raise LayoutError(f"hal.ops.{call}: softcap is {softcap}; expected None or more than 0")
+
+
+def check_out(call: str, q: torch.Tensor, out: torch.Tensor) -> None:
+    """Nothing, or LayoutError for an out on another device than q or whose elements share places; the call looks at the rest."""
+    check_operands(call, ("q", q, None, None), ("out", out, None, None))
+    if 0 in out.stride() and any(size > 1 and not stride for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise LayoutError(f"hal.ops.{call}: out has strides {list(out.stride())}; expected every element in a place of its own")
+
+
+def _fits(sizes: Sequence[int], shape: tuple[int, ...]) -> bool:
+    if len(sizes) != len(shape):
+        return False
+    if shape is FLAT or shape is MATRIX or shape is CUBE:
+        return True
+    # No generator: each tensor of each call comes here.
+    for size, wanted in zip(sizes, shape, strict=False):
+        if size is not wanted and type(size) is int and type(wanted) is int and size != wanted != ANY:
+            return False
+    return True
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
