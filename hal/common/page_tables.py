@@ -60,6 +60,7 @@ class RequestPages:
 
         To be called before a step's tokens are placed, with the number of tokens that are computed.
         """
+        _check_length(length)
         freed = 0
         for row, rule in enumerate(self._rules):
             begin, end = self._begins[row], min(self._first_seen(rule, length), self._ends[row])
@@ -77,6 +78,7 @@ class RequestPages:
         nothing is shared; what it still has behind their window is shared until release_behind_window(). Shared pages are
         read-only: new tokens go to pages of this request's own. InputError where this request holds pages already.
         """
+        _check_length(length)
         if any(self._ends):
             raise InputError(f"a request that holds {self.num_columns} columns of pages cannot share a prefix; free it first")
         columns = min(length // self._page_tokens, *other._ends)
@@ -98,14 +100,20 @@ class RequestPages:
             self._begins[row] = self._ends[row] = 0
 
     def _missing(self, length: int) -> list[int]:
+        _check_length(length)
         columns = -(-length // self._page_tokens)
-        if not 0 <= columns <= self.tables.shape[1]:
+        if columns > self.tables.shape[1]:
             most = self.tables.shape[1] * self._page_tokens
             raise InputError(f"a request of {length} tokens; the plan's block tables hold 0 to {most}")
         return [max(0, columns - end) for end in self._ends]
 
     def _first_seen(self, rule: TableRule, length: int) -> int:
         return first_column(length, rule.window, self._page_tokens)
+
+
+def _check_length(length: object) -> None:
+    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0:
+        raise InputError(f"a request of {length!r} tokens; expected a whole number of at least 0")
 
 
 def stack_tables(requests: Sequence[RequestPages]) -> tuple[npt.NDArray[Any], ...]:

@@ -108,7 +108,7 @@ def test_a_step_of_padded_tokens_alone(kind: str, start: int, monkeypatch: pytes
     assert not metadata.positions.any()
     assert not attend(engine, kind, metadata).any()
     assert unchanged(engine.attention, before)
-    assert engine.attention.lost_tokens == 0
+    assert engine.attention.lost_tokens == (5 if start else 0)
     monkeypatch.setenv("HAL_DEBUG", "1")
     if start:
         with pytest.raises(hal.BatchError, match=r"query_start_loc is \[8\]; expected \[0\]"):
@@ -117,18 +117,35 @@ def test_a_step_of_padded_tokens_alone(kind: str, start: int, monkeypatch: pytes
         engine.attention.build(hal.Batch.from_device(*tensors, **sizes))
 
 
-@pytest.mark.parametrize("starts", [[2, 3, 8, 9], [9, 9, 9, 9], [9, 2**31 - 1, -5, 3]], ids=str)
+STARTS = {
+    "late": [2, 3, 8, 9],
+    "at_the_end": [9, 9, 9, 9],
+    "wild": [9, 2**31 - 1, -5, 3],
+    "one_step_back": [0, 5, 3, 9],
+    "past_the_tokens": [0, 1, 8, 12],
+    "more_than_the_longest": [0, 0, 9, 9],
+    "negative": [-3, 1, 8, 9],
+}
+
+
+@pytest.mark.parametrize("decodes", [None, 1], ids=["unsaid", "one_decode"])
+@pytest.mark.parametrize("name", STARTS)
 @pytest.mark.parametrize("kind", ["gqa", "mla", "sparse"])
-def test_tokens_before_the_first_request_are_nobodys(kind: str, starts: list[int]) -> None:
-    """Nobody can tell whose they are, so nothing is written, and no row is left as it was."""
+def test_starts_that_do_not_add_up_leave_every_token_to_nobody(kind: str, name: str, decodes: int | None) -> None:
+    """Nobody can tell whose they are, so nothing is written, no row is left as it was, and all that was said to bound holds."""
     engine, _ = make_engine(kind)
     batch = engine.schedule([(0, 1), (1, 7), (2, 1)])
     table = np.ascontiguousarray(batch.block_tables[0])
-    unknown = {"query_lens": None, "seq_lens_upper": None}
-    wrong = from_host(batch, table, query_start_loc=torch.tensor(starts, dtype=torch.int32), **unknown)
-    metadata, before = engine.attention.build(wrong), snapshot(engine.attention)
-    assert int(metadata.query_start_loc[0]) == 0
+    starts = torch.tensor(STARTS[name], dtype=torch.int32)
+    changes = {"query_lens": None, "seq_lens_upper": None, "max_query_len": 7, "num_decodes": decodes}
+    metadata = engine.attention.build(from_host(batch, table, query_start_loc=starts, **changes))
+    before = snapshot(engine.attention)
     assert set(metadata.slot_mapping.tolist()) == {-1}
+    assert engine.attention.lost_tokens == min(9, STARTS[name][-1])
+    for phase in metadata.phases:
+        for paged in phase.batches:
+            assert paged.query_start_loc[0] == 0
+            assert 0 <= paged.query_start_loc.diff().min() <= paged.query_start_loc.diff().max() <= paged.max_query_len
     assert not attend(engine, kind, metadata).any()
     assert unchanged(engine.attention, before)
 

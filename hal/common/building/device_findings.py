@@ -115,17 +115,20 @@ def find_wrong_hint(batch: DeviceBatch, step: HostStep) -> str | None:
     return None
 
 
-def drop_requests(starts: torch.Tensor, lens: torch.Tensor, max_seq_len: int, num_decodes: int, decode_tokens: int) -> None:
+def drop_requests(starts: torch.Tensor, lens: torch.Tensor, batch: DeviceBatch, num_decodes: int, decode_tokens: int) -> None:
     """Set lens to 0, in place, where a length is less than the request's new tokens or more than any is said to be.
 
-    Everywhere, where the first request does not begin at 0 or the decodes do not end where the host was told: nobody can say
-    which request or phase a token belongs to.
+    Everywhere, and starts too, where those are none from 0 to no more than the tokens there are, where a request has more new
+    tokens than was said or where the decodes end elsewhere: nobody can say whose a token is, and a kernel that was told of
+    fewer tokens would leave rows unwritten.
     """
     query_lens = starts[1:] - starts[:-1]
-    is_sound = (lens >= query_lens) & (lens <= max_seq_len) & (query_lens >= 0) & (starts[:1] == 0)
-    if num_decodes < len(lens):
-        is_sound &= starts[num_decodes] == decode_tokens
-    lens.mul_(is_sound)
+    adds_up = (query_lens.clamp(min=0, max=batch.max_query_len) == query_lens).all()
+    adds_up = adds_up & (starts[0] == 0) & (starts[-1] <= batch.num_tokens)
+    if num_decodes < batch.num_reqs:
+        adds_up = adds_up & (starts[num_decodes] == decode_tokens)
+    lens.mul_((lens >= query_lens) & (lens <= batch.max_seq_len) & adds_up)
+    starts.mul_(adds_up)
 
 
 def drop_ids(

@@ -34,15 +34,13 @@ def fill_from_device(
     """Write a device batch into the device arrays; what was lost on the way.
 
     A token without a page of the pool, one that belongs to no request and one that another DCP rank owns get slot -1; an id
-    that is no page of the pool becomes -1; a request whose length cannot be is as if it had none. Nothing is read back.
+    that is no page of the pool becomes -1; a request whose length cannot be is as if it had none, and so are all where it is
+    not clear whose a token is. Nothing is read back.
     """
     requests, tokens = batch.num_reqs, batch.num_tokens
     starts = arrays["starts"][: requests + 1].copy_(batch.query_start_loc)
     lens = arrays["seq_lens"][:requests].copy_(batch.seq_lens)
-    starts.clamp_(min=0, max=tokens)
-    drop_requests(starts, lens, batch.max_seq_len, num_decodes, decode_tokens)
-    # What comes before the first request is nobody's, and a kernel that starts there would leave it unwritten.
-    starts[:1].zero_()
+    drop_requests(starts, lens, batch, num_decodes, decode_tokens)
     req_id, positions = arrays["req_id"][:tokens], arrays["positions"][:tokens]
     index = torch.arange(tokens, device=starts.device, dtype=torch.int32)
     torch.searchsorted(starts[1:], index, right=True, out_int32=True, out=req_id)
@@ -55,17 +53,15 @@ def fill_from_device(
     is_placed = is_real & (unclamped >= 0)
     positions.copy_(torch.where(is_placed, unclamped, 0))
     arrays["key_bounds"][:tokens] = torch.where(is_placed, positions + 1, 0)
-    # By what the host was told, which the phases are cut by: an id or a start past its phase would be read out of bounds.
     phase_req_id = arrays["phase_req_id"][:tokens]
-    torch.clamp(req_id[:decode_tokens], max=max(0, num_decodes - 1), out=phase_req_id[:decode_tokens])
+    phase_req_id[:decode_tokens] = req_id[:decode_tokens]
     torch.clamp(req_id[decode_tokens:] - num_decodes, min=0, out=phase_req_id[decode_tokens:])
-    torch.clamp(starts[: num_decodes + 1], max=decode_tokens, out=arrays["decode_starts"][: num_decodes + 1])
-    prefill_starts = arrays["prefill_starts"][: requests - num_decodes + 1]
-    torch.clamp(starts[num_decodes:] - decode_tokens, min=0, out=prefill_starts)
-    prefill_starts[:1].zero_()
+    arrays["decode_starts"][: num_decodes + 1] = starts[: num_decodes + 1]
+    torch.clamp(starts[num_decodes:] - decode_tokens, min=0, out=arrays["prefill_starts"][: requests - num_decodes + 1])
     lost_pages = _fill_tables(batch, arrays, rules)
     has_slot = _fill_slots(batch, arrays, block_size, rules, is_placed, parallel)
-    return Lost(tokens=(is_real & ~has_slot).sum(), pages=lost_pages)
+    is_claimed = index < batch.query_start_loc[-1]
+    return Lost(tokens=(is_claimed & ~has_slot).sum(), pages=lost_pages)
 
 
 def _fill_tables(batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], rules: TableRules) -> torch.Tensor:

@@ -92,6 +92,17 @@ class TestPerGroup:
         with pytest.raises(ValueError, match=f"of {length} tokens.*0 to {most}"):
             RequestPages(plan, pools).grow(length)
 
+    @pytest.mark.parametrize("length", [-1, -8, 8.0, "8", None, True], ids=repr)
+    @pytest.mark.parametrize("call", ["grow", "can_grow", "release_behind_window", "share_prefix"])
+    def test_a_length_that_is_none(self, plan: hal.Plan, pools: tuple[PagePool, ...], call: str, length: Any) -> None:
+        other, pages = RequestPages(plan, pools), RequestPages(plan, pools)
+        other.grow(plan.limits.max_model_len // 2)
+        free, given = [pool.num_free for pool in pools], (other, length) if call == "share_prefix" else (length,)
+        with pytest.raises(ValueError, match=f"a request of {length!r} tokens; expected a whole number"):
+            getattr(pages, call)(*given)
+        assert [pool.num_free for pool in pools] == free
+        assert not (pages.tables >= 0).any()
+
     def test_full_pages_of_a_prefix_are_shared(self, plan: hal.Plan, pools: tuple[PagePool, ...]) -> None:
         first, second = RequestPages(plan, pools), RequestPages(plan, pools)
         first.grow(11)
