@@ -54,8 +54,12 @@ def checked(make: Callable[..., T], value: object) -> T:
 def check_backend_name(name: str | None) -> None:
     """Nothing, or InputError where the pinned backend (the option, else HAL_BACKEND) is not registered."""
     pinned = name or read_variable("HAL_BACKEND")
-    if pinned is not None:
-        checked(find_backend, pinned)
+    if pinned is None:
+        return
+    try:
+        find_backend(pinned)
+    except ValueError as error:
+        raise InputError(str(error) if name else f"HAL_BACKEND is set: {error}") from error
 
 
 def start_logging() -> None:

@@ -10,12 +10,14 @@ import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 from hal.common.device import Device, probe_platforms
 from hal.common.environment import VARIABLES, find_mistakes, read_variable
 from hal.common.plugins import list_plugins
+from hal.common.quiet import describe_error
 from hal.common.registry import backends, broken_plugins, known_libraries
 from hal.common.software import Library
 
@@ -159,15 +161,21 @@ def _examine_library(library: Library) -> Section:
             found = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        failure = load_in_subprocess(_import_names(found))
-        return {"name": library.name, "distribution": name, "version": found.version, "failure": failure}
+        row: Section = {"name": library.name, "distribution": name, "version": "unknown"}
+        try:
+            row["version"] = str(found.version or "unknown")
+            return {**row, "failure": load_in_subprocess(_import_names(found))}
+        except Exception as error:  # noqa: BLE001 - metadata that cannot be read is a finding about this library alone
+            return {**row, "failure": describe_error(error)}
     return {"name": library.name, "distribution": library.distributions[0], "version": None, "failure": None}
 
 
 def _import_names(found: importlib.metadata.Distribution) -> tuple[str, ...]:
     owners = importlib.metadata.packages_distributions()
     name = found.metadata["Name"]
-    return tuple(package for package, owning in owners.items() if name in owning and not package.startswith("_"))
+    modules = (package for package, owning in owners.items() if name in owning and not package.startswith("_"))
+    # Folders of data count as packages too, under names that no import takes.
+    return tuple(module for module in modules if module.isidentifier() and not iskeyword(module))
 
 
 def examine_backends() -> list[Section]:

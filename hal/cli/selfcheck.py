@@ -28,6 +28,7 @@ SAMPLE = {
     "vocab_size": 16,
     "max_position_embeddings": 64,
 }
+_LOADED = "every module imports"
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
@@ -50,8 +51,10 @@ def check_dtype(backend: str) -> str:
 
 def load_in_subprocess(modules: Sequence[str]) -> str | None:
     """None where every module imports, else the last line of what went wrong."""
-    _, failure = _run("; ".join(f"import {module}" for module in modules) or "pass")
-    return failure
+    lines, failure = _run("\n".join([*(f"import {module}" for module in modules), f"print(); print({_LOADED!r})"]))
+    if failure or (lines and lines[-1] == _LOADED):
+        return failure
+    return "the process ended before the import did"
 
 
 def _run(code: str) -> tuple[list[str], str | None]:

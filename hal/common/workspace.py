@@ -96,7 +96,7 @@ def _choice_buffers(shape: ModelShape, limits: Limits) -> list[Buffer]:
     if limits.max_logits_bytes < keys * 4:
         raise InputError(
             f"max_logits_bytes is {limits.max_logits_bytes}; the index scores of one token over max_model_len "
-            f"{limits.max_model_len} take {keys * 4}"
+            f"{limits.max_model_len} take {keys * 4}; raise it, or lower max_model_len"
         )
     widths = sorted({indexer.width for indexer in indexers})
     names = ["top-k"] if len(widths) == 1 else [f"top-k of {width}" for width in widths]

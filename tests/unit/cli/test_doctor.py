@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,44 @@ def test_a_hanging_check_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_library_that_does_not_load_is_told_by_its_error() -> None:
     assert selfcheck.load_in_subprocess(["json"]) is None
     assert selfcheck.load_in_subprocess(["no_such_library"]) == "ModuleNotFoundError: No module named 'no_such_library'"
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(0)", "raise SystemExit(0)"])
+def test_a_library_that_leaves_while_it_is_imported_did_not_load(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaves.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert selfcheck.load_in_subprocess(["leaves"]) == "the process ended before the import did"
+
+
+def write_distribution(folder: Path, name: str, metadata: bytes, *files: str) -> None:
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_bytes(metadata)
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    for file in files:
+        (folder / file).write_text("")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "version", "failure"),
+    [
+        (b"\xff\xfe", "unknown", "UnicodeDecodeError"),
+        (b"Metadata-Version: 2.1\nName: flash_attn\n", "unknown", None),
+        (b"Metadata-Version: 2.1\nName: flash_attn\nVersion: 2.8\n", "2.8", None),
+    ],
+    ids=["no text", "no version", "whole"],
+)
+def test_metadata_that_cannot_be_read_costs_its_library_alone(
+    metadata: bytes, version: str, failure: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_distribution(tmp_path, "flash_attn", metadata, "no-module.py", "class.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = {row["name"]: row for row in doctor.examine_libraries()}
+    assert len(rows) > 1
+    assert rows["flash_attn"]["version"] == version
+    assert (rows["flash_attn"]["failure"] or "").partition(":")[0] == (failure or "")
 
 
 def test_a_failed_check_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

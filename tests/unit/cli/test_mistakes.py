@@ -99,7 +99,7 @@ def test_unknown_backend_in_the_environment_is_refused(
 ) -> None:
     monkeypatch.setenv("HAL_BACKEND", "gpu")
     assert main(["explain", str(folder)]) == 2
-    assert "unknown backend 'gpu'" in capsys.readouterr().err
+    assert "HAL_BACKEND is set: unknown backend 'gpu'" in capsys.readouterr().err
 
 
 def test_misspelt_variable_is_pointed_out_once(
