@@ -81,7 +81,8 @@ def check_first_call(layer: LayerShape, module: torch.nn.Module, call: Attention
 
 
 def _is_open(mask: torch.Tensor) -> bool:
-    return mask.dtype == torch.bool and bool(mask.all())
+    # Some modules widen a mask to their keys; the column that was given stays the first.
+    return mask.dtype == torch.bool and bool(mask[..., :1].all())
 
 
 def _check_mask_rule(layer: LayerShape, module: torch.nn.Module, rule: Callable[..., torch.Tensor]) -> None:

@@ -217,3 +217,12 @@ def test_a_projection_named_decoder_is_not_taken_for_the_model() -> None:
     tokens = random_prompts([30])[0]
     model = run_on_hal(module)
     torch.testing.assert_close(paged_logits(model, [tokens], [[17], [13]])[0], eager_logits(module, tokens), atol=2e-4, rtol=2e-4)
+
+
+def test_a_mask_widened_to_the_keys_is_not_a_mask_of_its_own() -> None:
+    config = tiny.deepseek_v4()
+    config.layer_types = ["sliding_attention"] * config.num_hidden_layers
+    module = tiny.build(config)
+    tokens = random_prompts([40])[0]
+    model = run_on_hal(module)
+    torch.testing.assert_close(paged_logits(model, [tokens], [[17], [23]])[0], eager_logits(module, tokens), atol=2e-4, rtol=2e-4)
