@@ -9,7 +9,7 @@ import torch
 
 from hal.config import LayerShape
 
-from .errors import UnsupportedModelError
+from .errors import NEXT_STEP, UnsupportedModelError
 from .interface import MASK_RULE, AttentionCall
 
 HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "return_dict", "logits_to_keep"})
@@ -35,7 +35,7 @@ def check_call(layer: LayerShape, module: torch.nn.Module, call: AttentionCall) 
         elif name not in EXPECTED:
             raise UnsupportedModelError(
                 f"layer {layer.layer_id} ({type(module).__name__}) passes {name}={_shorten(value)} to attention, "
-                "which hal does not know and will not ignore"
+                f"which hal does not know and will not ignore; {NEXT_STEP}"
             )
         else:
             _check_expected(layer, module, name, value)
@@ -75,8 +75,8 @@ def check_first_call(layer: LayerShape, module: torch.nn.Module, call: Attention
     elif call.mask is not None and layer.kind != "compressed" and not _is_open(call.mask):
         raise UnsupportedModelError(
             f"layer {layer.layer_id} ({type(module).__name__}) puts a mask of its own ({call.mask.dtype}, "
-            f"{list(call.mask.shape)}) in place of the one it was given; hal masks by lengths, windows and chunks, so run the "
-            "model with transformers' own attention"
+            f"{list(call.mask.shape)}) in place of the one it was given; hal masks by lengths, windows and chunks; "
+            f"{NEXT_STEP}"
         )
 
 
@@ -93,14 +93,14 @@ def _check_mask_rule(layer: LayerShape, module: torch.nn.Module, rule: Callable[
         found = rule(zero, zero, torch.full_like(keys, query), keys).expand(keys.shape).tolist()
     except IndexError as error:
         raise UnsupportedModelError(
-            f"layer {layer.layer_id} ({type(module).__name__}) masks by the prompt's content, not by position alone"
+            f"layer {layer.layer_id} ({type(module).__name__}) masks by the prompt's content, not by position alone; {NEXT_STEP}"
         ) from error
     wrong = {query - key: seen for key, seen in zip(visible, found, strict=True) if seen != visible[key]}
     if wrong:
         seen = ", ".join(f"{distance} tokens back: {'seen' if is_seen else 'hidden'}" for distance, is_seen in wrong.items())
         raise UnsupportedModelError(
             f"layer {layer.layer_id} ({type(module).__name__}) has a mask ({seen}) that does not match its config: "
-            f"window {layer.window}, chunk {layer.chunk}, causal {layer.causal}"
+            f"window {layer.window}, chunk {layer.chunk}, causal {layer.causal}; {NEXT_STEP}"
         )
 
 
@@ -127,7 +127,7 @@ def _is_visible(layer: LayerShape, query: int, distance: int) -> bool:
 def _refuse(layer: LayerShape, module: torch.nn.Module, name: str, value: object, expected: str) -> None:
     raise UnsupportedModelError(
         f"layer {layer.layer_id} ({type(module).__name__}) passes {name}={_shorten(value)}, "
-        f"but its config describes {expected}; one of the two is wrong, so hal serves neither"
+        f"but its config describes {expected}; hal computes what the config says, so correct it or {NEXT_STEP}"
     )
 
 

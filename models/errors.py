@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from hal.config import HalError
 
+NEXT_STEP = "run it with transformers' own attention"
+"""What is left to do with a model that hal cannot serve."""
+
 
 def describe(error: BaseException) -> str:
     """Another library's error on one line, its type first."""

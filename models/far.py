@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from .errors import UnsupportedModelError
+from .errors import NEXT_STEP, UnsupportedModelError
 from .tokenwise import ProbeRun, Sample, furthest_apart
 
 
@@ -46,5 +46,5 @@ def check_positions(module: PreTrainedModel, plain: ProbeRun, cached: ProbeRun, 
         raise UnsupportedModelError(
             f"{type(module).__name__}: {found.what} depend on how many tokens a cache holds (by {found.share:.0%} at position "
             f"{max_model_len - 1}), not on position_ids alone, and a step of hal holds requests of many lengths; lower "
-            f"max_model_len {max_model_len} until they do not, or run the model with transformers' own attention"
+            f"max_model_len {max_model_len} until they do not, or {NEXT_STEP}"
         )

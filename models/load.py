@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hal.common.device import Device, detect
-from hal.common.errors import NotBuiltError
+from hal.common.errors import InputError, NotBuiltError
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
 from hal.common.plan import Plan, plan
@@ -106,7 +106,7 @@ def _plan(
             f"hal.models serves one rank so far; parallel asks for tp={parallel.tp}, dcp={parallel.dcp}. "
             "hal.plan() can already size it"
         )
-    chosen = model_dtype_name(dtype or shape.dtype or "float32")
+    chosen = model_dtype_name(dtype if dtype is not None else shape.dtype or "float32")
     return plan(shape, device, limits=limits, dtype=chosen, backend=backend)
 
 
@@ -115,6 +115,8 @@ def _find_device(device: Device | str | None) -> Device:
     if device is None:
         return present[0]
     wanted = Device.from_arch(device) if isinstance(device, str) else device
+    if not isinstance(wanted, Device):
+        raise InputError(f"device is {wanted!r}; expected a hal.Device or a target like {present[0].target!r}")
     if wanted.torch_device is not None:
         return wanted
     found = next((one for one in present if one.target == wanted.target), None)

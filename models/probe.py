@@ -14,7 +14,7 @@ from hal.config import LayerShape, ModelShape
 from .binding import CompressedBinding, DenseBinding, LatentBinding, Step
 from .checks import check_first_call
 from .compressor import tap_compressor
-from .errors import UnsupportedModelError
+from .errors import NEXT_STEP, UnsupportedModelError
 from .far import check_positions, draw_far_samples
 from .indexer import tap_indexer
 from .interface import BINDING, AttentionCall, Binding
@@ -38,7 +38,9 @@ class ProbeBinding:
         layer = self.layer
         check_first_call(layer, module, call)
         if layer.layer_id in self.run.modules:
-            raise UnsupportedModelError(f"layer {layer.layer_id} ({type(module).__name__}) attends twice in one step")
+            raise UnsupportedModelError(
+                f"layer {layer.layer_id} ({type(module).__name__}) attends twice in one step; {NEXT_STEP}"
+            )
         _check_widths(layer, module, query, key, value)
         owns_index = layer.indexer is not None and layer.indexer.owns
         index, compressor = self.step.take_index(), self.step.take_compressor()
@@ -49,7 +51,7 @@ class ProbeBinding:
             if ran != owned:
                 raise UnsupportedModelError(
                     f"layer {layer.layer_id} ({type(module).__name__}) {'did not run' if owned else 'ran'} {what}, "
-                    f"but its config gives it {'one' if owned else 'none'} of its own"
+                    f"but its config gives it {'one' if owned else 'none'} of its own; {NEXT_STEP}"
                 )
         self.run.modules[layer.layer_id] = module
         self.run.products[layer.layer_id] = name_rows(query, key, value, index, compressor)
@@ -96,7 +98,7 @@ def _run(module: PreTrainedModel, shape: ModelShape, step: Step, candidates: Seq
         classes = sorted({type(child).__name__ for child in candidates if child.layer_idx in silent})
         raise UnsupportedModelError(
             f"{type(module).__name__}: layers {silent} never called the attention function "
-            f"(modules with their layer_idx: {', '.join(classes) or 'none'}); run it with transformers' own attention"
+            f"(modules with their layer_idx: {', '.join(classes) or 'none'}); {NEXT_STEP}"
         )
     return run
 
@@ -150,5 +152,5 @@ def _check_widths(
         raise UnsupportedModelError(
             f"layer {layer.layer_id} ({type(module).__name__}) attends with queries {list(query.shape)}, keys "
             f"{list(key.shape)}, values {list(value.shape)}; its config describes {layer.num_heads} heads of "
-            f"{layer.head_dim}, and keys and values as (heads, width) {wanted[:2]} and {wanted[2:]}"
+            f"{layer.head_dim}, and keys and values as (heads, width) {wanted[:2]} and {wanted[2:]}; {NEXT_STEP}"
         )

@@ -11,12 +11,10 @@ from transformers import PreTrainedModel
 from hal.common.limits import Limits
 from hal.config import LayerShape, ModelShape, read_shape
 
-from .errors import UnsupportedModelError
+from .errors import NEXT_STEP, UnsupportedModelError
 
 GROWING_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary kinds whose frequencies depend on the longest position of a whole batch."""
-
-NEXT_STEP = "run it with transformers' own attention"
 
 
 def read_module(module: PreTrainedModel) -> ModelShape:

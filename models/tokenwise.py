@@ -15,7 +15,7 @@ from hal.common.kernels import IndexInputs
 from hal.config import HalError, ModelShape
 from hal.config.media import read_media_tokens
 
-from .errors import UnsupportedModelError, describe
+from .errors import NEXT_STEP, UnsupportedModelError, describe
 
 NUM_TOKENS = 4
 EXACT = frozenset({torch.float64, torch.float32})
@@ -123,8 +123,7 @@ def check_tokenwise(module: PreTrainedModel, in_order: ProbeRun, turned: ProbeRu
         raise UnsupportedModelError(
             f"{type(module).__name__}: {found.what} are others for the same tokens at the same positions when their neighbours "
             f"change (by {found.share:.0%}): something besides attention carries state from token to token (a convolution, a "
-            "recurrence), or positions are counted in a way of its own. hal pages keys and values only; run the model with "
-            "transformers' own attention"
+            f"recurrence), or positions are counted in a way of its own. hal pages keys and values only; {NEXT_STEP}"
         )
 
 

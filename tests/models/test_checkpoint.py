@@ -466,6 +466,22 @@ def test_a_broken_tokenizer_is_seen_before_the_weights_are_read(
         load(tmp_path, device="cpu", progress=False)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"device": 3}, "device is 3; expected a hal.Device or a target like 'cpu'"),
+        ({"device": ""}, "unknown target ''"),
+        ({"device": "cuda:sm_90"}, "cuda:sm_90 is not in this machine"),
+        ({"dtype": ""}, "unknown dtype ''"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'"),
+    ],
+)
+def test_settings_out_of_range_are_refused(llama: PreTrainedModel, tmp_path: Path, settings, words: str) -> None:
+    folders.save(llama, tmp_path)
+    with pytest.raises(HalError, match=words):
+        load(tmp_path, progress=False, **settings)
+
+
 def test_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a folder"):
         plan_checkpoint(tmp_path / "absent")
