@@ -10,13 +10,19 @@ from hal.common.errors import LayoutError
 from hal.common.kernels import KVCache, PagedBatch
 from hal.common.records import as_bytes, read_records, write_records, zero_records
 
+from .checks import check_floats, check_integers
+
 _FEW = 16
 
 
 def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """The parts, written at their slots; a slot of -1 writes nothing, one past the cache is a LayoutError before anything is."""
+    if slots.dtype is not torch.int64 or slots.dim() != 1:
+        check_integers("slots", slots, 1, (torch.int64,))
     cache.layout.check_parts([part.shape[1:] for part in parts])
-    for part in parts:
+    for number, part in enumerate(parts):
+        if not (part.is_floating_point() and part.is_cpu):
+            check_floats(f"part {number}", part, part.dim())
         if part.shape[0] != slots.shape[0]:
             raise LayoutError(f"{part.shape[0]} tokens to write and {slots.shape[0]} slots; they must be as many")
     if not slots.numel():
@@ -43,6 +49,7 @@ def write_rows(cache: KVCache, slots: torch.Tensor, parts: Sequence[torch.Tensor
 
 def gather_rows(cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The parts at some rows; a row that the cache does not have, as -1, gives zeros and reads nothing."""
+    check_integers("rows", rows, 1)
     absent = find_strangers(cache, rows)
     if bool(absent.all()):
         return cache.layout.unpack(zero_records(cache.layout, rows.shape[0], cache.storage.device), cache.scale)

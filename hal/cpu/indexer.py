@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from hal.common.errors import BatchError, LayoutError
 from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
 
 from .cache import read_request
+from .checks import check_batch, check_floats
 from .numbers import compute_dtype
 from .ranges import split_ranges
 
@@ -32,6 +34,8 @@ def score_keys(
     iq: torch.Tensor, weights: torch.Tensor, cache: KVCache, batch: PagedBatch, chunk: IndexerChunk | None
 ) -> torch.Tensor:
     """Scores [chunk tokens, keys]: sum_h weights_h * relu(q_h . k), -inf past each query's own position or outside its range."""
+    _check(iq, weights, cache)
+    check_batch(batch)
     if chunk is None:
         chunk = IndexerChunk(
             token_start=0,
@@ -39,6 +43,11 @@ def score_keys(
             request_start=0,
             request_stop=batch.seq_lens.shape[0],
             max_seq_len=batch.max_seq_len,
+        )
+    elif chunk.token_stop > iq.shape[0] or chunk.request_stop > batch.seq_lens.shape[0]:
+        raise BatchError(
+            f"the chunk ends at token {chunk.token_stop} and request {chunk.request_stop}; there are {iq.shape[0]} tokens and "
+            f"{batch.seq_lens.shape[0]} requests"
         )
     dtype = compute_dtype(iq.dtype)
     scores = torch.full((chunk.token_stop - chunk.token_start, chunk.max_seq_len), float("-inf"), dtype=dtype)
@@ -57,6 +66,17 @@ def score_keys(
         if run.starts is not None:
             rows.masked_fill_(torch.arange(num_keys)[None, :] < torch.tensor(run.starts)[:, None], float("-inf"))
     return scores if dtype == torch.float64 else scores.float()
+
+
+def _check(iq: torch.Tensor, weights: torch.Tensor, cache: KVCache) -> None:
+    check_floats("iq", iq, 3)
+    check_floats("weights", weights, 2)
+    if weights.shape != iq.shape[:2] or cache.layout.parts != ((iq.shape[2],),):
+        raise LayoutError(
+            f"index queries {list(iq.shape)}, weights {list(weights.shape)} and keys of layout {cache.layout.name!r} with parts "
+            f"{[list(part) for part in cache.layout.parts]} do not go together: weights need the queries' tokens and heads, the "
+            f"keys one part as wide as a query"
+        )
 
 
 def _from_positions(batch: PagedBatch, chunk: IndexerChunk) -> Iterator[_Run]:

@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 import torch
 
+from .checks import check_mask
+
 
 @cache
 def make_mask(causal: bool, window: int | None, chunk: int | None) -> Mask:
-    """The mask of a layer, the same object for every call."""
+    """The mask of a layer, the same object for every call; InputError for a window or chunk below 1."""
+    check_mask(window, chunk)
     return Mask(causal=causal, window=window, chunk=chunk)
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from hal.common.errors import LayoutError
+
+from .checks import check_floats
+
 # Elements merged at once, so that the intermediate results stay in cache.
 _PIECE_ELEMENTS = 1 << 16
 
@@ -15,6 +19,10 @@ def merge_states(
 
     A side whose lse is -inf, +inf or NaN holds nothing: its out is not looked at, and the other comes back bit for bit.
     """
+    _check_states(out_a, lse_a)
+    _check_states(out_b, lse_b)
+    if out_a.shape != out_b.shape:
+        raise LayoutError(f"results {list(out_a.shape)} and {list(out_b.shape)} are not of the same queries; both need one shape")
     step = max(1, _PIECE_ELEMENTS // max(1, out_a[0].numel())) if out_a.shape[0] else 1
     merged, lse = torch.empty_like(out_a, memory_format=torch.contiguous_format), torch.empty_like(lse_a)
     for begin in range(0, out_a.shape[0], step):
@@ -45,7 +53,18 @@ def _merge(
 
 def apply_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     """out scaled by the share of the denominator that is not the sink's; an empty row gives 0, whatever the sink and out are."""
+    _check_states(out, lse)
+    check_floats("sink", sink, 1)
+    if sink.shape[0] != lse.shape[1]:
+        raise LayoutError(f"sink has {sink.shape[0]} entries; the results have {lse.shape[1]} heads")
     share = torch.sigmoid(lse - sink.to(lse.dtype)).unsqueeze(-1)
     # False for NaN, too. Without any key, a sink of -inf would leave a denominator of 0.
     has_keys = (lse > float("-inf")).unsqueeze(-1)
     return torch.where(has_keys, out * share, 0).to(out.dtype)
+
+
+def _check_states(out: torch.Tensor, lse: torch.Tensor) -> None:
+    check_floats("out", out, 3)
+    check_floats("lse", lse, 2)
+    if out.shape[:2] != lse.shape:
+        raise LayoutError(f"out {list(out.shape)} and lse {list(lse.shape)} do not go together; lse needs out's tokens and heads")

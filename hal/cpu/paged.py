@@ -12,6 +12,7 @@ from hal.common.layouts import Layout
 
 from .attend import attend_request, attend_single, group_heads, scale_queries
 from .cache import read_located
+from .checks import check_floats, check_softcap
 from .mask import Mask
 from .results import prepare_results
 from .spans import find_spans
@@ -35,9 +36,14 @@ def attend_pages(
     A batch's own key ranges, where it has some, take the mask's place.
     """
     kv_heads, width, value_width = _widths(cache.layout)
+    if q.dim() != 3 or not (q.is_floating_point() and q.is_cpu):
+        check_floats("q", q, 3)
     _check_query(q, kv_heads, width)
+    check_softcap(softcap)
     views = None if cache.layout.is_quantised else _split_heads(cache.layout.name, cache.rows, cache.parts)
     out, lse = prepare_results(q, value_width, need_lse, out)
+    if not q.shape[1]:
+        return out, lse
     lone = group_heads(q, kv_heads)
     queries = None
     for span in find_spans(cache, batch, mask, q.shape[0]):

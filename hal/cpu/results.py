@@ -17,8 +17,10 @@ def prepare_results(
     shape = (q.shape[0], q.shape[1], width)
     if out is None:
         out = q.new_empty(shape)
-    elif tuple(out.shape) != shape or out.dtype != q.dtype:
-        raise LayoutError(f"out is {out.dtype} {list(out.shape)}; this call writes {q.dtype} {list(shape)}")
+    elif tuple(out.shape) != shape or out.dtype != q.dtype or not out.is_cpu:
+        raise LayoutError(
+            f"out is {out.dtype} {list(out.shape)} on {out.device}; this call writes {q.dtype} {list(shape)} on {q.device}"
+        )
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lse = torch.full(shape[:2], float("-inf"), dtype=dtype) if need_lse else None
     return out, lse

@@ -10,6 +10,7 @@ import torch
 from hal.common.kernels import KVCache, PagedBatch
 
 from .cache import locate_known, locate_request
+from .checks import check_batch
 from .mask import Mask
 from .ranges import RangeMask, split_ranges
 
@@ -40,12 +41,14 @@ def find_spans(cache: KVCache, batch: PagedBatch, mask: Mask, num_tokens: int) -
 
 
 def _make_spans(cache: KVCache, batch: PagedBatch, mask: Mask, num_tokens: int) -> tuple[Span, ...]:
+    check_batch(batch)
     starts = batch.query_start_loc.tolist()
     found = _from_positions(cache, batch, mask, starts) if batch.key_stops is None else _from_ranges(cache, batch)
-    spans, end = list(found), starts[-1]
-    if end < num_tokens:
-        # Query rows past the last request belong to nobody and see no key.
-        spans.append(Span(begin=end, end=num_tokens, first=0, rows=None, mask=mask))
+    spans = [span for span in found if span.begin < num_tokens]
+    # Query rows before the first request and past the last belong to nobody and see no key.
+    for begin, end in ((0, starts[0]), (starts[-1], num_tokens)):
+        if begin < end:
+            spans.append(Span(begin=begin, end=end, first=0, rows=None, mask=mask))
     return tuple(spans)
 
 

@@ -12,6 +12,7 @@ from hal.common.records import read_records
 
 from .attend import normalise
 from .cache import find_strangers
+from .checks import check_floats, check_integers
 from .numbers import compute_dtype
 from .results import prepare_results
 
@@ -58,9 +59,15 @@ def attend_rows(
 
 
 def _check_segments(q: torch.Tensor, segments: Sequence[Segment], kv_lora_rank: int) -> None:
+    check_floats("q", q, 3)
     if not segments:
         raise LayoutError("no segment to attend to; give at least one, its rows all -1 where there is none")
-    for i, (cache, rows, valid) in enumerate(segments):
+    for i, segment in enumerate(segments):
+        if not isinstance(segment, Segment):
+            raise LayoutError(f"segment {i} is a {type(segment).__name__}; expected Segment(cache, rows, valid)")
+        cache, rows, valid = segment
+        check_integers(f"rows of segment {i}", rows, 2)
+        check_integers(f"valid of segment {i}", valid, 1)
         name, widths = cache.layout.name, cache.layout.widths
         if name not in _LAYOUTS or sum(widths) != q.shape[2] or widths[0] != kv_lora_rank:
             raise LayoutError(

@@ -7,10 +7,17 @@ import torch
 from hal.common.errors import BatchError, LayoutError
 from hal.common.parallel import Parallel, local_position, owner
 
+from .checks import check_counts, check_floats, check_integers
+
 
 def select_topk(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int) -> torch.Tensor:
     """int32 [tokens, width]: by value descending, then by lower id; NaN counts as -inf, and so does what lies past a length."""
+    check_floats("scores", scores, 2)
+    check_integers("lengths", lengths, 1)
     num_tokens, num_keys = scores.shape
+    check_counts("tokens of scores and lengths", scores=num_tokens, lengths=lengths.shape[0])
+    if k < 0:
+        raise LayoutError(f"{k} keys to choose; expected at least 0")
     if k > width:
         raise LayoutError(f"{k} keys to choose do not fit in rows of {width}; widen the rows")
     chosen = torch.full((num_tokens, width), -1, dtype=torch.int32)
@@ -44,7 +51,12 @@ def _best_ids(scores: torch.Tensor, lengths: torch.Tensor, count: int) -> torch.
 
 def expand_pools(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
     """int32 [tokens, width]: the tokens of each chosen full pool, in the order of the choice, those of the open tail, then -1."""
+    check_integers("topk", topk, 2)
+    check_integers("lengths", lengths, 1)
     num_tokens, num_pools = topk.shape
+    check_counts("tokens of topk and lengths", topk=num_tokens, lengths=lengths.shape[0])
+    if pool < 1:
+        raise LayoutError(f"pools of {pool} tokens; expected at least 1")
     if num_pools * pool + pool - 1 > width:
         raise LayoutError(f"{num_pools} pools of {pool} tokens and an open tail do not fit in rows of {width}; widen the rows")
     lengths = lengths.long().clamp(min=0)[:, None]
@@ -70,13 +82,16 @@ def rows_from_topk(
     parallel: Parallel,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows int32 [tokens, width] with the valid ones first, in their order, and how many there are."""
+    _check_rows(topk, req_id, block_table, seq_lens, block_size, rows_per_page)
     if parallel.dcp > 1 and block_size % parallel.interleave:
         raise BatchError(f"block_size {block_size} is no multiple of the DCP interleave {parallel.interleave}")
     if not topk.numel() or not block_table.numel():
         return torch.full_like(topk, -1, dtype=torch.int32), topk.new_zeros(topk.shape[0], dtype=torch.int32)
-    request = req_id.long()
+    # A token of no request has no key.
+    request = req_id.long().clamp(min=0, max=seq_lens.shape[0] - 1)
     ids = topk.long()
-    valid = (ids >= 0) & (ids < seq_lens.long()[request][:, None])
+    bounds = torch.where(request == req_id, seq_lens.long()[request], 0)
+    valid = (ids >= 0) & (ids < bounds[:, None])
     if parallel.dcp > 1:
         valid &= owner(ids, parallel) == parallel.dcp_rank
         ids = local_position(ids, parallel)
@@ -91,3 +106,21 @@ def rows_from_topk(
         order = (~valid).to(torch.uint8).sort(dim=1, stable=True).indices
         rows = rows.gather(1, order)
     return rows.to(torch.int32), count
+
+
+def _check_rows(
+    topk: torch.Tensor,
+    req_id: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_size: int,
+    rows_per_page: int,
+) -> None:
+    check_integers("topk", topk, 2)
+    check_integers("req_id", req_id, 1)
+    check_integers("block_table", block_table, 2)
+    check_integers("seq_lens", seq_lens, 1)
+    check_counts("tokens of topk and req_id", topk=topk.shape[0], req_id=req_id.shape[0])
+    check_counts("requests of block_table and seq_lens", block_table=block_table.shape[0], seq_lens=seq_lens.shape[0])
+    if not 1 <= block_size <= rows_per_page:
+        raise BatchError(f"block_size {block_size} does not fit in {rows_per_page} rows per page; expected 1 to as many")

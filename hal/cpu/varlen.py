@@ -7,6 +7,7 @@ import torch
 from hal.common.errors import LayoutError
 
 from .attend import Selected, attend_request, scale_queries
+from .checks import check_counts, check_floats, check_integers, check_softcap, check_starts
 from .mask import Mask
 from .results import prepare_results
 
@@ -26,16 +27,22 @@ def attend_varlen(
     first_key: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, v_head_dim] and lse; a request's last query is aligned with its last key."""
-    if k.shape[:2] != v.shape[:2] or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_floats(name, tensor, 3)
+    check_softcap(softcap)
+    if k.shape[:2] != v.shape[:2] or q.shape[2] != k.shape[2] or (q.shape[1] % k.shape[1] if k.shape[1] else q.shape[1]):
         raise LayoutError(
             f"queries {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)} do not go together: keys and values "
             "need as many tokens and heads, queries the keys' width and a multiple of their heads"
         )
     out, lse = prepare_results(q, v.shape[2], need_lse, out)
+    _check_starts(q, q_start_loc, k_start_loc, selected, first_key)
+    if not q.shape[1]:
+        return out, lse
     q_starts, k_starts = q_start_loc.tolist(), k_start_loc.tolist()
     queries = scale_queries(q, k.shape[1], softmax_scale)
-    if q_starts[-1] < q.shape[0]:
-        out[q_starts[-1] :].zero_()
+    out[: q_starts[0]].zero_()
+    out[q_starts[-1] :].zero_()
     first_keys = [0] * (len(q_starts) - 1) if first_key is None else first_key.tolist()
     for i, first in enumerate(first_keys):
         tokens, keys = slice(q_starts[i], q_starts[i + 1]), slice(k_starts[i], k_starts[i + 1])
@@ -55,3 +62,21 @@ def attend_varlen(
             choice,
         )
     return out, lse
+
+
+def _check_starts(
+    q: torch.Tensor,
+    q_start_loc: torch.Tensor,
+    k_start_loc: torch.Tensor,
+    selected: torch.Tensor | None,
+    first_key: torch.Tensor | None,
+) -> None:
+    requests = max(0, q_start_loc.numel() - 1)
+    check_starts("q_start_loc", q_start_loc, requests)
+    check_starts("k_start_loc", k_start_loc, requests)
+    if selected is not None:
+        check_integers("selected", selected, 2)
+        check_counts("tokens of q and selected", q=q.shape[0], selected=selected.shape[0])
+    if first_key is not None:
+        check_integers("first_key", first_key, 1)
+        check_counts("requests of q_start_loc and first_key", q_start_loc=requests, first_key=first_key.shape[0])
