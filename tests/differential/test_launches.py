@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import hal
@@ -33,9 +33,10 @@ def attention_layer(layer_id: int, heads: int = 8, kv_heads: int = 2, head_dim: 
     return LayerShape(layer_id=layer_id, kind="attention", **(widths | changes))
 
 
-def mla_layer(layer_id: int, heads: int = 8, indexer: IndexerShape | None = None, **changes: Any) -> LayerShape:
-    widths = {"num_heads": heads, "num_kv_heads": heads, "head_dim": 48, "v_head_dim": 48, "softmax_scale": 0.1}
-    return LayerShape(layer_id=layer_id, kind="mla", mla=MLA, indexer=indexer, **(widths | changes))
+def mla_layer(layer_id: int, heads: int = 8, indexer: IndexerShape | None = None, value: int = 48, **changes: Any) -> LayerShape:
+    widths = {"num_heads": heads, "num_kv_heads": heads, "head_dim": 48, "v_head_dim": value, "softmax_scale": 0.1}
+    mla = replace(MLA, v_head_dim=value)
+    return LayerShape(layer_id=layer_id, kind="mla", mla=mla, indexer=indexer, **(widths | changes))
 
 
 def indexer(owns: bool = True, topk: int = 16) -> IndexerShape:
@@ -55,6 +56,7 @@ MODELS: dict[str, tuple[LayerShape, ...]] = {
     "mla": (mla_layer(0), mla_layer(1, sink=True), mla_layer(2, window=20)),
     "sparse": (mla_layer(0), mla_layer(1, indexer=indexer()), mla_layer(2, indexer=indexer(owns=False), sink=True)),
     "two_widths": (mla_layer(0, 16, indexer()), mla_layer(1, 16, indexer(topk=48))),
+    "odd_widths": (mla_layer(0, value=40), mla_layer(1, indexer=indexer(topk=13)), mla_layer(2, indexer=indexer(False, 13))),
 }
 
 
@@ -172,7 +174,7 @@ def open_plan(layers: tuple[LayerShape, ...], target: str, dtype: str, tp: int) 
     for layer in layers:
         if layer.mla is not None:
             heads = layer.num_heads // tp
-            w_uk, w_uv = torch.zeros(heads, 32, 64), torch.zeros(heads, 48, 64)
+            w_uk, w_uv = torch.zeros(heads, 32, 64), torch.zeros(heads, layer.v_head_dim, 64)
             attention.bind_weights(layer.layer_id, w_uk.to(getattr(torch, dtype)), w_uv.to(getattr(torch, dtype)))
     attention.warm_up()
     return attention
@@ -198,6 +200,7 @@ def test_recorded_is_a_subset_of_planned(arch: str, kind: str, dtype: str, tp: i
 
     @TRACES
     @given(trace=traces())
+    @example(trace=[([(1, 100), (20, 500)], "host"), ([(1, 5), (40, 0), (30, 0)], "host"), ([(33, 0)], "host")])
     def replay(trace: list[tuple[list[tuple[int, int]], str]]) -> None:
         for lengths, way in trace:
             attend(attention, build(attention, lengths, way), getattr(torch, dtype), tp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from hal.common.kernels import IndexerChunk
 from hal.common.layouts import Layout, attention_layout, index_layout, latent_layout
@@ -19,13 +20,15 @@ from .rows import rows_launch
 from .scores import score_launch
 from .sparse import sparse_launch
 from .specialisation import Specialisation, specialise
-from .stand_in import StandIn, head_major, stand_in
+from .stand_in import StandIn, head_major, id_rows, stand_in
 from .tiles import Machine, Tile, Widths, choose_tile
 from .topk import choose_launch, expand_launch
 
 # Counts of no other consequence than their class: more than 1 and no multiple of 16.
 _TOKENS, _REQUESTS, _COLUMNS = 257, 3, 515
 _PARTS = 2
+# Numbers of keys, each with one more factor of 2.
+_KEYS = tuple(256 + (1 << power) for power in range(5))
 # Query lengths whose tiles differ: up to the tallest tile, by powers of two, since one token may be any number of rows.
 _QUERY_LENS = tuple(1 << power for power in range(9))
 
@@ -92,12 +95,15 @@ def _paged_launches(machine: Machine, request: Request, layout: Layout, block_si
 def _varlen_launches(machine: Machine, request: Request) -> Iterator[Launch]:
     layer, dtype, heads = request.layer, request.dtype, request.heads_on_rank
     start_loc = stand_in("int32", _REQUESTS + 1)
-    k, v = (head_major(dtype, _TOKENS, heads, width) for width in (layer.head_dim, layer.v_head_dim))
-    q, keys = stand_in(dtype, _TOKENS, heads, layer.head_dim), listed_keys(k, v, start_loc, _TOKENS)
-    for causal in (True, False):
-        for max_len in _QUERY_LENS:
-            queries = Queries(q=q, start_loc=start_loc, num_requests=_REQUESTS, max_len=max_len)
-            yield from _attend_launches(machine, queries, keys, Mask(causal=causal), layer.softmax_scale)
+    widths = (layer.head_dim, layer.v_head_dim)
+    q = stand_in(dtype, _TOKENS, heads, layer.head_dim)
+    # Heads lie as many rows apart as there are keys, whose number decides the class where a row's width does not.
+    counts = _KEYS if any(width % 16 for width in widths) else _KEYS[:1]
+    for count, causal, max_len in product(counts, (True, False), _QUERY_LENS):
+        k, v = (head_major(dtype, count, heads, width) for width in widths)
+        queries = Queries(q=q, start_loc=start_loc, num_requests=_REQUESTS, max_len=max_len)
+        keys = listed_keys(k, v, start_loc, count)
+        yield from _attend_launches(machine, queries, keys, Mask(causal=causal), layer.softmax_scale)
 
 
 def _attend_launches(machine: Machine, queries: Queries, keys: Keys, mask: Mask, scale: float) -> Iterator[Launch]:
@@ -119,8 +125,8 @@ def _sparse_launches(machine: Machine, request: Request, layout: Layout) -> Iter
     if isinstance(tile, Reason) or layer.indexer is None:
         return
     q, cache = stand_in(dtype, _TOKENS, heads, layout.width), _cache(layout)
-    rows, valid = stand_in("int32", _TOKENS, layer.indexer.width), stand_in("int32", _TOKENS)
-    for results in _results(dtype, _TOKENS, heads, lora):
+    valid = stand_in("int32", _TOKENS)
+    for rows, results in product(id_rows(_TOKENS, layer.indexer.width), _results(dtype, _TOKENS, heads, lora)):
         yield sparse_launch(
             tile, widths, q, cache, rows, valid, results.out, results.lse, layer.softmax_scale, 0, results.out.shape[0]
         )
@@ -152,8 +158,10 @@ def _indexer_launches(machine: Machine, request: Request, block_size: int) -> It
         picked = topk if indexer.pool == 1 else stand_in("int32", _TOKENS, best)
         yield choose_launch(scores, ints, picked, best)
         if indexer.pool > 1:
-            yield expand_launch(picked, ints, topk, indexer.pool)
-    yield rows_launch(topk, ints, batch.block_table, batch.seq_lens, topk, ints, block_size, block_size, request.parallel)
+            for some in id_rows(_TOKENS, best):
+                yield expand_launch(some, ints, topk, indexer.pool)
+    for chosen in id_rows(_TOKENS, indexer.width):
+        yield rows_launch(chosen, ints, batch.block_table, batch.seq_lens, topk, ints, block_size, block_size, request.parallel)
 
 
 def _score(tile: Tile, iq: StandIn, layout: Layout, batch: _Batch, scores: StandIn, keys_per_page: int) -> Launch:
