@@ -13,11 +13,12 @@ from .building.assemble import Assembler
 from .building.block_ids import make_rules
 from .building.chunks import Scoring, plan_scores, spread_scores
 from .building.device_findings import find_mistake, find_shared_write, find_wrong_hint
-from .building.fill import HostStep, arrange, fill_from_host, see_device_batch, step_regions
+from .building.fill import HostStep, arrange, fill_from_host, see_device_batch
 from .building.fill_device import fill_from_device
-from .building.fill_rows import RowRule, fill_rows, row_regions, row_rules
+from .building.fill_rows import RowRule, fill_rows, row_rules
 from .building.mla_runs import plan_runs
-from .building.staging import ALIGNMENT, Staging
+from .building.regions import ALIGNMENT, decompressed_kinds, list_regions
+from .building.staging import Staging
 from .building.validation import check_batch, check_counts
 from .dcp.bounds import ShardBounds
 from .device_batch import DeviceBatch, check_device_batch
@@ -25,7 +26,7 @@ from .environment import read_variable
 from .errors import BatchError, InputError
 from .kernels import IndexerChunk
 from .pages import PagePool
-from .step import MLAKind, MLARun, Phase, StepMetadata, mla_kind, scoring
+from .step import MLAKind, MLARun, Phase, StepMetadata, scoring
 from .workspace import context_rows
 
 if TYPE_CHECKING:
@@ -45,18 +46,14 @@ class MetadataBuilder:
         self.step_id = 0
         self._can_mask = can_mask
         self._shards = ShardBounds(plan, torch_device) if plan.parallel.dcp > 1 else None
-        # Other ranks' latents are not here, so over DCP ranks nothing is decompressed.
-        self._kinds = _mla_kinds(plan) if self._shards is None else ()
+        self._kinds = decompressed_kinds(plan.shape, plan.parallel)
         self._scorings = tuple(sorted({scoring(layer) for layer in plan.shape.layers if layer.indexer is not None}))
         self._max_scores = plan.limits.max_logits_bytes // 4
         self._num_groups = max(1, len(plan.groups))
-        self._row_rules = row_rules(plan)
+        self._row_rules = row_rules(plan.groups)
         self._has_row_rules = any(rule != RowRule() for rule in self._row_rules)
         self._cursor = 0
-        limits = plan.limits
-        regions = step_regions(limits.max_num_seqs, limits.max_num_batched_tokens, plan.block_table_width, self._num_groups)
-        regions |= row_regions(self._row_rules, limits.max_num_seqs, limits.max_num_batched_tokens)
-        regions["runs"] = ((sum(self._run_numbers(kind) for kind in self._kinds),), "int32")
+        regions = list_regions(plan.shape, plan.limits, plan.parallel, plan.block_size, plan.groups)
         self._staging = Staging(regions, torch_device)
         self._assembler = Assembler(self._staging, self._row_rules, self._num_groups, self._shards)
         self._device_type = torch.device(torch_device).type
@@ -194,14 +191,6 @@ class MetadataBuilder:
                 return False
         return True
 
-    def _run_numbers(self, kind: MLAKind) -> int:
-        """The most numbers that one kind's runs place: a run has two per request, a chunk three per request that it covers."""
-        limits = self.plan.limits
-        requests = limits.max_num_seqs
-        least_rows = max(1, self._context_rows(kind) - self.plan.block_size)
-        chunks = -(-requests * limits.max_model_len // least_rows)
-        return 3 * requests + 3 * 2 * (requests + chunks) + 2 * chunks
-
     def _context_rows(self, kind: MLAKind) -> int:
         return context_rows(self.plan.limits, self.plan.block_size, self.plan.parallel, kind.topk)
 
@@ -269,8 +258,3 @@ class MetadataBuilder:
             alignment=self.plan.block_size,
             place=self._place,
         )
-
-
-def _mla_kinds(plan: Plan) -> tuple[MLAKind, ...]:
-    kinds = dict.fromkeys(mla_kind(layer) for layer in plan.shape.layers)
-    return tuple(kind for kind in kinds if kind is not None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import model_dtype_name
 
+from .building.regions import list_regions, place_regions
 from .cache import CacheKey
 from .cache_parts import PARTS, CachePart, check_entry_sources, list_parts
 from .capabilities import Graphs
@@ -27,7 +28,7 @@ from .request import Request
 from .selection import Selection, choose
 from .software import Software
 from .warmup import list_keys
-from .workspace import Buffer, plan_buffers
+from .workspace import Buffer, chosen_rows, plan_buffers
 
 if TYPE_CHECKING:
     import torch
@@ -329,7 +330,9 @@ def plan(
         selections=tuple(selections),
         groups=groups,
         buffers=(
-            *plan_buffers(shape, limits, parallel, dtype, block_size, len(groups), gathered),
+            _step_arrays(shape, limits, parallel, block_size, groups),
+            *plan_buffers(shape, limits, parallel, dtype, block_size, gathered),
+            *chosen_rows(shape, limits, groups),
             *rank_buffers(shape, limits, parallel, dtype),
             *_workspaces(selections, limits),
             *_scratch(requests, selections, limits),
@@ -354,6 +357,14 @@ def _check_types(shape: object, limits: object, parallel: object, software: obje
 
 def _select(requests: list[Request | None], backend: str | None) -> list[Selection | None]:
     return [None if request is None else choose(request, backend) for request in requests]
+
+
+def _step_arrays(
+    shape: ModelShape, limits: Limits, parallel: Parallel, block_size: int, groups: tuple[CacheGroup, ...]
+) -> Buffer:
+    """The one block of a builder's metadata: lengths, positions, slots, and the block tables of every cache group."""
+    _, nbytes = place_regions(list_regions(shape, limits, parallel, block_size, groups))
+    return Buffer(name="step arrays", shape=(nbytes,), dtype="uint8")
 
 
 def _workspaces(selections: list[Selection | None], limits: Limits) -> tuple[Buffer, ...]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import lcm, prod
+from typing import TYPE_CHECKING
 
 from hal.config import ModelShape
 from hal.config.dtypes import item_size
 
 from .errors import InputError
-from .layouts import block_table_width
 from .limits import Limits
 from .parallel import Parallel
+
+if TYPE_CHECKING:
+    from .plan import CacheGroup
 
 _MAX_CONTEXT_ROWS = 65536
 # Keys and values that are expanded from latents at once; more heads than fit are taken one run after the other.
@@ -55,21 +59,13 @@ def plan_buffers(
     parallel: Parallel,
     dtype: str,
     block_size: int,
-    num_groups: int,
     context_dtype: str | None = None,
 ) -> tuple[Buffer, ...]:
-    """The buffers of a step: metadata, the indexer's choice and scores, gathered context where one rank has all of it.
+    """The buffers of a step beside the builder's: the indexer's choice and scores, gathered context where one rank has all of it.
 
     context_dtype: what cached latents are gathered as, where it is not the dtype that they are computed in.
     """
-    requests, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-    width = block_table_width(limits.max_model_len, block_size, parallel.dcp)
-    buffers = [
-        Buffer(name="request arrays", shape=(6, requests + 1), dtype="int32"),
-        Buffer(name="token arrays", shape=(4, tokens), dtype="int64"),
-        Buffer(name="block tables", shape=(2 * max(1, num_groups), requests, width), dtype="int32"),
-    ]
-    buffers += _choice_buffers(shape, limits)
+    buffers = _choice_buffers(shape, limits)
     buffers += _row_buffers(shape, limits)
     latent = [layer for layer in shape.layers if layer.mla is not None]
     if latent and parallel.dcp == 1:
@@ -106,6 +102,20 @@ def _choice_buffers(shape: ModelShape, limits: Limits) -> list[Buffer]:
         buffers.append(Buffer(name="chosen pools", shape=(tokens, pools), dtype="int32", transient=True))
     scores = min(limits.max_logits_bytes // 4, tokens * max(1, keys))
     return [*buffers, Buffer(name="index scores", shape=(scores,), dtype="float32", transient=True)]
+
+
+def chosen_rows(shape: ModelShape, limits: Limits, groups: Iterable[CacheGroup]) -> tuple[Buffer, ...]:
+    """Where the keys that indexers chose lie in each cache group that is read so, and how many of them; until the next choice."""
+    group_of: dict[tuple[str, int | None], int] = {
+        (each.part, owner): each.group_id for each in groups for owner in each.layer_ids
+    }
+    read = {
+        (layer.indexer.width, group_of.get(("kv", layer.kv_source) if layer.mla is not None else ("entries", layer.entry_source)))
+        for layer in shape.layers
+        if layer.indexer is not None
+    }
+    shape_of_all = (limits.max_num_batched_tokens, sum(width + 1 for width, _ in read))
+    return (Buffer(name="chosen rows", shape=shape_of_all, dtype="int32", transient=True),) if read else ()
 
 
 def _row_buffers(shape: ModelShape, limits: Limits) -> list[Buffer]:

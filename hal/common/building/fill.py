@@ -20,29 +20,6 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[Any]
 
 
-def step_regions(max_requests: int, max_tokens: int, table_width: int, num_groups: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The arrays of a step: those of the engine's order, and those of the execution order (decodes first).
-
-    num_counted: so many requests of one token each are numbered by now in both orders, and need not be again.
-    """
-    return {
-        "positions": ((max_tokens,), "int64"),
-        "token_order": ((max_tokens,), "int64"),
-        "slots": ((num_groups, max_tokens), "int64"),
-        "req_id": ((max_tokens,), "int32"),
-        "phase_req_id": ((max_tokens,), "int32"),
-        "key_bounds": ((max_tokens,), "int32"),
-        "starts": ((max_requests + 1,), "int32"),
-        "seq_lens": ((max_requests,), "int32"),
-        "decode_starts": ((max_requests + 1,), "int32"),
-        "prefill_starts": ((max_requests + 1,), "int32"),
-        "ordered_lens": ((max_requests,), "int32"),
-        "tables": ((num_groups, max_requests, table_width), "int32"),
-        "ordered_tables": ((num_groups, max_requests, table_width), "int32"),
-        "num_counted": ((1,), "int32"),
-    }
-
-
 class HostStep(NamedTuple):
     """A step whose values the host can see, with its order (None where decodes come first) and its padded sizes.
 

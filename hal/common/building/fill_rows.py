@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hal.common.plan import Plan
+    from hal.common.plan import CacheGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +18,10 @@ class RowRule:
     rows_kept: int | None = None
 
 
-def row_rules(plan: Plan) -> tuple[RowRule, ...]:
+def row_rules(groups: Iterable[CacheGroup]) -> tuple[RowRule, ...]:
     """The rule of each cache group."""
     rules = []
-    for group in plan.groups:
+    for group in groups:
         kept = group.last_rows if group.last_rows is not None and group.last_rows < group.block_size else None
         rules.append(RowRule(tokens_per_row=group.tokens_per_row, rows_kept=kept))
     return tuple(rules)

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-ALIGNMENT = 64
-"""Bytes that every array's address is a multiple of."""
+from .regions import place_regions
 
 # Views kept at once; steps of a running engine ask for the same few hundred.
 _MAX_VIEWS = 8192
@@ -39,12 +38,9 @@ class Staging:
     """
 
     def __init__(self, regions: Mapping[str, tuple[tuple[int, ...], str]], device: str) -> None:
-        offsets, end = {}, 0
-        for name, (shape, dtype) in regions.items():
-            offsets[name] = end
-            end += -(-prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
+        offsets, end = place_regions(regions)
         on_cpu = torch.device(device).type == "cpu"
-        blocks = [torch.zeros(max(end, 1), dtype=torch.uint8, pin_memory=not on_cpu) for _ in range(1 if on_cpu else _TURNS)]
+        blocks = [torch.zeros(end, dtype=torch.uint8, pin_memory=not on_cpu) for _ in range(1 if on_cpu else _TURNS)]
         self._is_copied = not on_cpu
         self._device_memory = blocks[0].to(device)
         self._turns = deque(

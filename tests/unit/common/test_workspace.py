@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 
 import pytest
@@ -111,3 +112,13 @@ def test_workspace_is_the_sum_of_the_buffers() -> None:
     plan = hal.plan(model(sparse_layer(topk=8)), "cpu", limits=LIMITS)
     assert plan.workspace_bytes == sum(buffer.nbytes for buffer in plan.buffers)
     assert len({buffer.name for buffer in plan.buffers}) == len(plan.buffers)
+
+
+@pytest.mark.parametrize("num_groups", [1, 2], ids=["one group", "two groups"])
+def test_chosen_rows_are_kept_for_every_group_that_is_read(num_groups: int) -> None:
+    layers = (sparse_layer(0, topk=8), sparse_layer(1, topk=8, owns=False))
+    if num_groups == 2:
+        layers = (layers[0], replace(layers[1], mla=replace(layers[1].mla, kv_lora_rank=256)))
+    (rows,) = [buffer for buffer in buffers(*layers) if buffer.name == "chosen rows"]
+    assert (rows.shape, rows.dtype, rows.transient) == ((64, num_groups * (8 + 1)), "int32", True)
+    assert not [buffer for buffer in buffers(gqa_layer()) if buffer.name == "chosen rows"]
