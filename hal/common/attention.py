@@ -151,7 +151,11 @@ class Attention:
         return int(self._topk.nan_scores)
 
     def warm_up(self) -> None:
-        """Compile every launch of the plan's list; nothing to do where no launch compiles."""
+        """Compile every launch of the plan's list; nothing to do where no launch compiles.
+
+        The list is of caches as the plan describes them and of dense results: a bound cache whose start or rows are other
+        multiples of 16 than those, or an out with gaps, compiles when it is first met and counts as a miss.
+        """
         self._warmup.warm_up()
 
     @property

@@ -20,7 +20,7 @@ from .rows import rows_launch
 from .scores import score_launch
 from .sparse import sparse_launch
 from .specialisation import Specialisation, specialise
-from .stand_in import StandIn, head_major, id_rows, stand_in
+from .stand_in import StandIn, head_major, id_rows, spaced, stand_in
 from .tiles import Machine, Tile, Widths, choose_tile
 from .topk import choose_launch, expand_launch
 
@@ -76,7 +76,13 @@ def _launches(machine: Machine, request: Request, block_size: int) -> Iterator[L
 def _cache_launches(layout: Layout, block_size: int) -> Iterator[Launch]:
     cache = _cache(layout)
     flat = [stand_in(layout.dtype, _TOKENS, width) for width in layout.widths if width]
-    yield write_launch(layout, cache, flat, stand_in("int64", _TOKENS), block_size, block_size, _COLUMNS)
+    slots = stand_in("int64", _TOKENS)
+    yield write_launch(layout, cache, flat, slots, block_size, block_size, _COLUMNS)
+    if any(width % 16 for width in layout.widths):
+        # Parts may be views of one projection of them all and more, whose rows are a multiple of 16 apart or are not.
+        for stride in (16 * layout.width, 16 * layout.width + 8):
+            views = [spaced(layout.dtype, _TOKENS, width, stride) for width in layout.widths if width]
+            yield write_launch(layout, cache, views, slots, block_size, block_size, _COLUMNS)
     yield read_launch(layout, cache, stand_in("int32", _TOKENS), flat)
 
 

@@ -37,6 +37,11 @@ def id_rows(tokens: int, width: int) -> tuple[StandIn, ...]:
     return (aligned,) if width % 4 == 0 else (aligned, replace(aligned, address=4))
 
 
+def spaced(dtype: str, tokens: int, width: int, stride: int) -> StandIn:
+    """[tokens, width] out of a wider tensor, whose rows are stride elements apart."""
+    return StandIn(dtype=dtype, shape=(tokens, width), strides=(stride, 1))
+
+
 def head_major(dtype: str, tokens: int, heads: int, width: int) -> StandIn:
     """[tokens, heads, width] whose memory runs head by head."""
     return StandIn(dtype=dtype, shape=(tokens, heads, width), strides=(width, tokens * width, 1))
