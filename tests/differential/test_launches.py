@@ -46,7 +46,7 @@ def indexer(owns: bool = True, topk: int = 16) -> IndexerShape:
 MODELS: dict[str, tuple[LayerShape, ...]] = {
     "gqa": (attention_layer(0), attention_layer(1, heads=6, kv_heads=6, head_dim=80)),
     "one_head": (attention_layer(0, heads=1, kv_heads=1, head_dim=16),),
-    "odd_widths": (attention_layer(0, heads=4, kv_heads=1, head_dim=40), attention_layer(1, head_dim=24, v_head_dim=40)),
+    "narrow_heads": (attention_layer(0, heads=4, kv_heads=1, head_dim=40), attention_layer(1, head_dim=24, v_head_dim=40)),
     "masks": (
         attention_layer(0, window=24, sink=True),
         attention_layer(1, softcap=30.0, causal=False),
