@@ -182,12 +182,16 @@ class Attention:
     def set_scale(self, layer_id: int, scale: torch.Tensor) -> None:
         """Set the fp32 scales that live outside a layer's cache, of one of the shapes in its spec; LayoutError for others.
 
-        Rows that are in the cache already were written under the old ones. Scales of the shape there is are copied into place.
+        They are finite and above 0, which is asked of the device. Rows that are in the cache already were written under the old
+        ones. Scales of the shape there is are copied into place.
         """
         cache = self.caches.get(layer_id)
         if cache is None or cache.scale is None:
             raise LayoutError(f"layer {layer_id} has no cache with scales outside; plan.cache_specs() says which ones have")
         cache.layout.check_scale(scale)
+        if scale.is_meta or not bool((scale.isfinite() & (scale > 0)).all()):
+            given = "on meta, which holds no values" if scale.is_meta else str(scale.tolist())
+            raise LayoutError(f"the scales of layer {layer_id} are {given}; expected finite numbers above 0")
         if scale.shape == cache.scale.shape:
             cache.scale.copy_(scale)
             return

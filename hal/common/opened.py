@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from .backend import Backend
 from .device import Device, detect
-from .errors import BackendError
+from .errors import BackendError, InputError
 from .registry import find_backend
 
 
 def kernels(name: str, device: Device | None = None) -> Backend:
     """The calls of a backend by name, on a device (this machine's first of its platform by default).
 
-    ValueError for an unknown name; BackendError where its calls are not written or no such device is here.
+    ValueError for an unknown name or what is no Device; BackendError where its calls are not written or no such device is here.
     """
     cls = find_backend(name)
     if cls.capabilities is None:
         raise BackendError(f"the calls of {name} are not written yet")
+    if device is not None and not isinstance(device, Device):
+        raise InputError(f"device is {device!r}; expected a hal.Device, as hal.detect() and Device.from_arch() give, or None")
     if device is None:
         device = next((found for found in detect() if found.platform == cls.platform), None)
     if device is None or device.torch_device is None:

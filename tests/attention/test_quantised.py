@@ -161,6 +161,19 @@ def test_scales_are_ones_until_they_are_set_and_set_in_place() -> None:
     assert scale.tolist() == [2, 0.5]
 
 
+@pytest.mark.parametrize("value", [0.0, -0.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=["per_part", "per_head"])
+def test_scales_that_no_value_can_be_divided_by_are_refused(value: float, shape: tuple[int, ...]) -> None:
+    engine = make_engine(HEADS, "kv_fp8")
+    scale = torch.ones(shape)
+    scale[-1] = value
+    with pytest.raises(hal.LayoutError, match=f"scales of layer 0 are .*{value}.*above 0"):
+        engine.attention.set_scale(0, scale)
+    with pytest.raises(hal.LayoutError, match="on meta"):
+        engine.attention.set_scale(0, torch.ones(shape, device="meta"))
+    assert engine.attention.caches[0].scale.tolist() == [1, 1]
+
+
 def test_scales_that_do_not_fit_are_refused() -> None:
     engine = make_engine(HEADS, "kv_fp8")
     wrongs: tuple[Any, ...] = (torch.ones(3), torch.ones(2, 3), torch.ones(2, dtype=torch.bfloat16), np.ones(2, np.float32), 0.5)

@@ -103,11 +103,18 @@ class Layout:
         from . import codecs
 
         self.check_parts([part.shape[1:] for part in parts])
+        if len({part.shape[0] for part in parts}) > 1:
+            raise LayoutError(f"parts of {[part.shape[0] for part in parts]} tokens; a row is made of one token's parts")
         self.check_scale(scale)
         return codecs.pack(self, parts, scale)
 
     def unpack(self, rows: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """The parts [tokens, *part] of rows [tokens, width]: views where nothing is quantised, else fp32 copies."""
+        """The parts [tokens, *part] of rows [tokens, width]: views where nothing is quantised, else fp32 copies.
+
+        LayoutError for rows of another width.
+        """
+        if rows.shape[-1] != self.width:
+            raise LayoutError(f"rows of shape {list(rows.shape)} are none of layout {self.name!r}, which are {self.width} wide")
         if self.fp8 is None:
             return self.split(rows)
         from . import codecs

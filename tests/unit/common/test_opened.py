@@ -46,3 +46,9 @@ class TestElsewhere:
     def test_a_device_of_another_platform_is_refused(self) -> None:
         with pytest.raises(hal.BackendError, match=r"cpu runs on cpu devices, not on rocm:gfx942"):
             hal.kernels("cpu", hal.Device.from_arch("gfx942", torch_device="cpu"))
+
+
+@pytest.mark.parametrize("device", ["cpu", 0, object()], ids=["a_target", "a_number", "an_object"])
+def test_what_is_no_device_is_refused(device: object) -> None:
+    with pytest.raises(hal.InputError, match=r"expected a hal\.Device"):
+        hal.kernels("cpu", device)

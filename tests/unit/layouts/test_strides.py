@@ -1,4 +1,4 @@
-"""Parts that do not lie end to end in memory are packed like those that do, by layouts with and without lanes of every kind."""
+"""Parts that do not lie end to end in memory are packed like those that do, and parts that do not go together are not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hal import LayoutError
 from hal.common.layouts import (
     Layout,
     attention_fp8_layout,
@@ -39,6 +40,19 @@ FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one_token_for_all": lambda part: part[:1].expand_as(part),
     "one_lane_for_all": lambda part: part[..., :1].expand_as(part),
 }
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_parts_of_other_tokens_and_rows_of_another_width_are_refused(name: str) -> None:
+    layout: Layout = LAYOUTS[name]
+    scale = torch.ones(layout.scale_shapes[0]) if layout.scale_shapes else None
+    parts = [torch.zeros(3, *part) for part in layout.parts]
+    rows = layout.pack(parts, scale)
+    with pytest.raises(LayoutError, match=f"{layout.width} wide"):
+        layout.unpack(rows[:, 1:], scale)
+    if len(parts) > 1:
+        with pytest.raises(LayoutError, match=r"\[3, 2\] tokens"):
+            layout.pack([parts[0], parts[1][1:]], scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
