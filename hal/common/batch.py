@@ -98,7 +98,8 @@ class Batch:
 
         query_start_loc int32 [requests + 1], seq_lens int32 [requests], block_tables int32 [requests, pages] (one, or one
         per cache group), slot_mapping int64 [num_tokens] likewise, computed where it is not given; one that is given to a DCP
-        rank is -1 for what others own. Decodes come first, one new token each unless query_lens says otherwise.
+        rank is -1 for what others own, and a padded token's counts as -1. Decodes come first, one new token each unless
+        query_lens says otherwise.
         What the host knows: num_tokens (padded ones included), upper bounds of the lengths, num_decodes; query_lens and
         seq_lens_upper, exact for prefills, let the index scores be cut finely and MLA prefills be decompressed.
         The CPU may read the tables where they lie until the next build(). BatchError for wrong shapes, types or counts.
