@@ -69,6 +69,14 @@ def find_strangers(cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
     return strangers
 
 
+def are_rows(cache: KVCache, rows: torch.Tensor) -> bool:
+    """Whether the numbers, one at least, are rows of the cache's for certain."""
+    if not cache.layout.is_flat:
+        return not bool(find_strangers(cache, rows).any())
+    lowest, highest = rows.aminmax()
+    return int(lowest) >= 0 and int(highest) < cache.rows.shape[0]
+
+
 def locate_request(cache: KVCache, batch: PagedBatch, request: int, start: int, stop: int) -> slice | torch.Tensor | None:
     """The cache rows of a request's positions start..stop: a slice where its pages lie end to end, else int64 indices.
 

@@ -11,7 +11,7 @@ from hal.common.kernels import KVCache, Segment
 from hal.common.records import read_records
 
 from .attend import normalise
-from .cache import find_strangers
+from .cache import are_rows, find_strangers
 from .checks import check_floats, check_integers
 from .numbers import compute_dtype
 from .results import prepare_results
@@ -43,8 +43,7 @@ def attend_rows(
     step = max(1, _GATHER_BYTES // (longest * width * dtype.itemsize))
     for begin in range(0, num_tokens, step):
         end = min(begin + step, num_tokens)
-        spans = [max(column[begin:end]) for column in counts]
-        keys, hidden = _gather(segments, spans, begin, end, dtype)
+        keys, hidden = _gather(segments, [column[begin:end] for column in counts], begin, end, dtype)
         if keys is None:
             out[begin:end].zero_()
             continue
@@ -81,25 +80,35 @@ def _check_segments(q: torch.Tensor, segments: Sequence[Segment], kv_lora_rank: 
 
 
 def _gather(
-    segments: Sequence[Segment], spans: Sequence[int], begin: int, end: int, dtype: torch.dtype
+    segments: Sequence[Segment], counts: Sequence[Sequence[int]], begin: int, end: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Keys [tokens, columns, width] of all segments side by side, and which columns hold none (None: all hold one)."""
-    keys, hidden = [], []
-    for segment, span in zip(segments, spans, strict=True):
+    keys: list[torch.Tensor] = []
+    hidden: list[torch.Tensor | None] = []
+    for segment, column in zip(segments, counts, strict=True):
+        span = max(column)
         if not span or not segment.cache.num_pages:
             continue
         rows = segment.rows[begin:end, :span]
-        empty = find_strangers(segment.cache, rows).logical_or_(torch.arange(span)[None, :] >= segment.valid[begin:end, None])
-        # A hidden column still multiplies its value by zero, so it must hold something finite: zeros.
-        gathered = _read_rows(segment.cache, rows.masked_fill(empty, 0).reshape(-1), dtype).unflatten(0, (end - begin, span))
-        if bool(empty.any()):
+        empty = None
+        # Most calls name rows of the cache alone, which the least and the greatest tell at once.
+        if min(column) < span or not are_rows(segment.cache, rows):
+            empty = find_strangers(segment.cache, rows).logical_or_(torch.arange(span)[None, :] >= segment.valid[begin:end, None])
+            rows = rows.masked_fill(empty, 0)
+        gathered = _read_rows(segment.cache, rows.reshape(-1), dtype).unflatten(0, (end - begin, span))
+        if empty is not None:
+            # A hidden column still multiplies its value by zero, so it must hold something finite: zeros.
             gathered.masked_fill_(empty[..., None], 0)
         keys.append(gathered)
         hidden.append(empty)
     if not keys:
         return None, None
-    veil = torch.cat(hidden, dim=1)
-    return torch.cat(keys, dim=1) if len(keys) > 1 else keys[0], veil if bool(veil.any()) else None
+    joined = torch.cat(keys, dim=1) if len(keys) > 1 else keys[0]
+    if all(empty is None for empty in hidden):
+        return joined, None
+    nothing_hidden = [key.new_zeros(key.shape[:2], dtype=torch.bool) for key in keys]
+    veils = [whole if empty is None else empty for whole, empty in zip(nothing_hidden, hidden, strict=True)]
+    return joined, torch.cat(veils, dim=1)
 
 
 def _read_rows(cache: KVCache, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
