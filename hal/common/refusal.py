@@ -9,6 +9,7 @@ from .capabilities import GRAPH_LEVELS, Capabilities
 from .limits import check_positive_int
 from .quiet import describe_error
 from .reason import Reason, order_reasons
+from .registry import recall
 from .request import Request
 from .software import version_tuple
 
@@ -19,7 +20,7 @@ def explain_refusal(backend: type[Backend], request: Request) -> tuple[Reason, .
         # Nothing else about another platform's backend is worth a reader's time.
         return (Reason("platform", request.device.target, backend.platform),)
     reasons = order_reasons(_reasons(backend, request))
-    if reasons or request.block_size is not None:
+    if reasons or request.block_size is not None or not _has_own_page_size(backend):
         return reasons
     return ask_hook(backend, _ask_page_size, backend, request)
 
@@ -50,9 +51,24 @@ def _read_answer(found: Iterable[Reason]) -> tuple[Reason, ...]:
     return answer
 
 
+def find_page_size(backend: type[Backend], request: Request) -> int:
+    """The request's page size, or the one that a backend prefers for it; InputError where that is none."""
+    return request.block_size or recall(("page", backend, request), lambda: _prefer_page_size(backend, request))
+
+
+def _has_own_page_size(backend: type[Backend]) -> bool:
+    """Whether a backend works its page size out, which may go wrong, in place of declaring it."""
+    return getattr(backend.preferred_block_size, "__func__", None) is not Backend.preferred_block_size.__func__  # type: ignore[attr-defined]
+
+
+def _prefer_page_size(backend: type[Backend], request: Request) -> int:
+    size = backend.preferred_block_size(request)
+    check_positive_int("preferred_block_size", size)
+    return size
+
+
 def _ask_page_size(backend: type[Backend], request: Request) -> tuple[Reason, ...]:
-    if request.block_size is None:
-        check_positive_int("preferred_block_size", backend.preferred_block_size(request))
+    find_page_size(backend, request)
     return ()
 
 

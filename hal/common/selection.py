@@ -14,7 +14,7 @@ from .capabilities import Capabilities
 from .environment import read_variable, warn_of_mistakes
 from .errors import InputError, NoBackend
 from .reason import Reason
-from .refusal import ask_hook, explain_refusal, find_failure
+from .refusal import ask_hook, explain_refusal, find_failure, find_page_size
 from .registry import backends, broken_candidates, find_backend, recall
 from .request import Request
 
@@ -145,7 +145,7 @@ def _declared(cls: type[Backend]) -> Capabilities:
 
 def _page_size(chosen: type[Backend], request: Request) -> int:
     interleave, shared = request.parallel.interleave, request.tokens_per_row
-    size = chosen.preferred_block_size(request)
+    size = find_page_size(chosen, request)
     # Where tokens share a row, a page of two rows at least: one that fills a page costs a block table cell of its own.
     unit = lcm(interleave, 2 * shared if shared > 1 else 1)
     return -(-size // unit) * unit

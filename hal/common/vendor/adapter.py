@@ -8,7 +8,7 @@ from hal.common.backend import Backend
 from hal.common.device import Device
 from hal.common.errors import BackendError
 from hal.common.reason import Reason, order_reasons, show
-from hal.common.registry import recall
+from hal.common.refusal import find_page_size
 from hal.common.request import Request
 
 from .facts import KernelFacts
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hal.common.kernels import KVCache
 
 
+_PHASES = ("decode", "prefill")
 # From the usual page size up to 32 times as large: pages of 256 are the largest that any recorded kernel asks for.
 _MAX_DOUBLINGS = 6
 
@@ -44,7 +45,11 @@ class VendorBackend(Backend):
         if call is None or not any(request.device.arch in kernel.archs for kernel in cls.kernels):
             # An arch without any kernel is in the declared capabilities already.
             return ()
-        by_phase = [cls._explain_kernels(call, phase, request) for phase in ("decode", "prefill")]
+        size = find_page_size(cls, request)
+        # Kernels that all serve both phases are judged once.
+        is_alike = all(len(kernel.phases) == len(_PHASES) for kernel in cls.kernels if kernel.call == call)
+        phases = ("",) if is_alike else _PHASES
+        by_phase = [explain_kernels(cls.kernels, call, phase, request, size) for phase in phases]
         if all(by_phase):
             return order_reasons(reason for reasons in by_phase for reason in reasons)
         # A phase without a kernel of the vendor's runs on what is inherited, so that has to fit.
@@ -54,7 +59,7 @@ class VendorBackend(Backend):
     def explain_call_refusal(cls, call: str, phase: str, request: Request) -> tuple[Reason, ...]:
         if cls.provides is None or call not in cls.provides:
             return ()
-        return cls._explain_kernels(call, phase, request)
+        return explain_kernels(cls.kernels, call, phase, request, find_page_size(cls, request))
 
     @classmethod
     def preferred_block_size(cls, request: Request) -> int:
@@ -63,11 +68,6 @@ class VendorBackend(Backend):
         call = ATTENTION_CALLS.get(request.family, "")
         sizes = [usual << doublings for doublings in range(_MAX_DOUBLINGS)]
         return next((size for size in sizes if not explain_kernels(cls.kernels, call, "decode", request, size)), usual)
-
-    @classmethod
-    def _explain_kernels(cls, call: str, phase: str, request: Request) -> tuple[Reason, ...]:
-        size = request.block_size or recall(("page", cls, request), lambda: cls.preferred_block_size(request))
-        return explain_kernels(cls.kernels, call, phase, request, size)
 
     def choose_kernel(self, call: str, family: str, phase: str = "") -> KernelFacts:
         """The kernel for a call on this device; BackendError names the libraries that would have it."""
