@@ -54,14 +54,14 @@ class TopkState:
         order = metadata.token_order
         queries = index.q if order is None else index.q.index_select(0, order)
         weights = (index.weights if order is None else index.weights.index_select(0, order)).float()
-        columns = torch.arange(picked.shape[1], dtype=torch.int32, device=buffer.device)[None, :]
-        none = columns.new_full((), -1)
         for phase in metadata.phases:
             chosen, batch = picked[phase.tokens], phase.batches[group]
             bounds = phase.key_bounds if batch.key_stops is None else batch.key_stops
-            # A query that sees no more than topk keys selects them all; only the others are scored.
-            torch.where(columns < bounds.clamp(max=each.topk)[:, None], columns, none, out=chosen)
-            for chunk in phase.chunks[each]:
+            chunks = phase.chunks[each]
+            if sum(chunk.token_stop - chunk.token_start for chunk in chunks) < chosen.shape[0]:
+                # A query that sees no more than topk keys selects them all; only the others are scored.
+                _select_all(chosen, bounds.clamp(max=each.topk))
+            for chunk in chunks:
                 tokens, span = phase.tokens, slice(chunk.token_start, chunk.token_stop)
                 if self._ranks is not None:
                     shard = phase.shards[INDEX_RULE][group]
@@ -137,6 +137,12 @@ class TopkState:
         self._steps[width] = metadata.step_id
         self._rows = {key: rows for key, rows in self._rows.items() if key[0] != width}
         return self._buffers[width]
+
+
+def _select_all(chosen: torch.Tensor, counts: torch.Tensor) -> None:
+    """Choose the first keys of each token, counts int32 [tokens] of them."""
+    columns = torch.arange(chosen.shape[1], dtype=torch.int32, device=chosen.device)[None, :]
+    torch.where(columns < counts[:, None], columns, columns.new_full((), -1), out=chosen)
 
 
 def _engine_token(metadata: StepMetadata, token: int) -> int:

@@ -50,7 +50,7 @@ def attend_rows(
         scores = torch.bmm(scaled[begin:end], keys.transpose(1, 2))
         if hidden is not None:
             scores.masked_fill_(hidden[:, None, :], float("-inf"))
-        weights, logs = normalise(scores, need_lse)
+        weights, logs = normalise(scores, need_lse, may_be_empty=hidden is not None)
         out[begin:end] = torch.bmm(weights, keys[..., :kv_lora_rank])
         if lse is not None and logs is not None:
             lse[begin:end] = logs

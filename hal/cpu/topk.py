@@ -25,26 +25,30 @@ def select_topk(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int)
     if not num_tokens or not count:
         return chosen
     lengths = lengths.long().clamp(min=0, max=num_keys)
-    unwanted = scores.isnan()
-    if int(lengths.min()) < num_keys:
-        unwanted |= torch.arange(num_keys)[None, :] >= lengths[:, None]
-    ranked = scores.masked_fill(unwanted, float("-inf"))
-    ids = _best_ids(ranked, lengths, count)
-    # A key that scored -inf inside its length is still a key; one past the length is not.
-    slots = torch.arange(count)[None, :]
-    chosen[:, :count] = torch.where(slots < lengths[:, None], ids, -1)
+    # Rows of scores are mostly as long as what their token sees, as those of decodes are.
+    bounds = lengths if int(lengths.min()) < num_keys else None
+    ranked = torch.nan_to_num(scores, nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+    if bounds is not None:
+        ranked.masked_fill_(torch.arange(num_keys)[None, :] >= bounds[:, None], float("-inf"))
+    ids = _best_ids(ranked, bounds, count)
+    if bounds is not None:
+        # A key that scored -inf inside its length is still a key; one past the length is not.
+        ids = torch.where(torch.arange(count)[None, :] < bounds[:, None], ids, -1)
+    chosen[:, :count] = ids
     return chosen
 
 
-def _best_ids(scores: torch.Tensor, lengths: torch.Tensor, count: int) -> torch.Tensor:
+def _best_ids(scores: torch.Tensor, bounds: torch.Tensor | None, count: int) -> torch.Tensor:
     # One more than asked for shows whether the last place is tied.
     more = min(count + 1, scores.shape[1])
     values, ids = torch.topk(scores, more, dim=1)
     # torch.topk orders equal values as it pleases: rows that have any inside their length are sorted again.
-    is_tied = (values[:, 1:] == values[:, :-1]) & (torch.arange(more - 1)[None, :] < lengths[:, None])
-    doubtful = is_tied.any(1).nonzero().squeeze(1)
+    is_tied = values[:, 1:] == values[:, :-1]
+    if bounds is not None:
+        is_tied &= torch.arange(more - 1)[None, :] < bounds[:, None]
     ids = ids[:, :count]
-    if doubtful.numel():
+    if bool(is_tied.any()):
+        doubtful = is_tied.any(1).nonzero().squeeze(1)
         ids[doubtful] = scores[doubtful].sort(dim=1, descending=True, stable=True).indices[:, :count]
     return ids
 
@@ -87,25 +91,41 @@ def rows_from_topk(
         raise BatchError(f"block_size {block_size} is no multiple of the DCP interleave {parallel.interleave}")
     if not topk.numel() or not block_table.numel():
         return torch.full_like(topk, -1, dtype=torch.int32), topk.new_zeros(topk.shape[0], dtype=torch.int32)
-    # A token of no request has no key.
+    # A token of no request has no key, and neither has what lies past the table.
     request = req_id.long().clamp(min=0, max=seq_lens.shape[0] - 1)
-    ids = topk.long()
-    bounds = torch.where(request == req_id, seq_lens.long()[request], 0)
-    valid = (ids >= 0) & (ids < bounds[:, None])
+    bounds = torch.where(request == req_id, seq_lens[request], 0)
+    if parallel.dcp == 1:
+        bounds = bounds.clamp(max=block_table.shape[1] * block_size)
+    least, greatest = topk.aminmax(dim=1)
+    if parallel.dcp == 1 and int(least.min()) >= 0 and bool((greatest < bounds).all()):
+        # Most often every token has a full choice and every page is there.
+        rows = _place(topk.long(), block_table, request, block_size, rows_per_page)
+        if int(rows.min()) >= 0:
+            return rows.to(torch.int32), topk.new_full(topk.shape[:1], topk.shape[1], dtype=torch.int32)
+    valid = (topk >= 0) & (topk < bounds[:, None])
+    ids = torch.where(valid, topk, 0).long()
     if parallel.dcp > 1:
         valid &= owner(ids, parallel) == parallel.dcp_rank
         ids = local_position(ids, parallel)
-    page = ids // block_size
-    valid &= page < block_table.shape[1]
-    page = page.clamp(min=0, max=block_table.shape[1] - 1)
-    block = block_table[request[:, None], page].long()
-    valid &= block >= 0
-    rows = torch.where(valid, block * rows_per_page + ids % block_size, -1)
+        valid &= ids < block_table.shape[1] * block_size
+        ids = torch.where(valid, ids, 0)
+    rows = _place(ids, block_table, request, block_size, rows_per_page)
+    valid &= rows >= 0
+    rows = torch.where(valid, rows, -1)
     count = valid.sum(1, dtype=torch.int32)
-    if not bool(valid.all()):
+    if int(count.min()) < topk.shape[1]:
         order = (~valid).to(torch.uint8).sort(dim=1, stable=True).indices
         rows = rows.gather(1, order)
     return rows.to(torch.int32), count
+
+
+def _place(
+    ids: torch.Tensor, block_table: torch.Tensor, request: torch.Tensor, block_size: int, rows_per_page: int
+) -> torch.Tensor:
+    """The row of each id [tokens, width] inside its request's table, negative where the page is missing."""
+    page = ids // block_size
+    block = block_table[request[:, None], page].long()
+    return (block * rows_per_page).add_(ids).sub_(page, alpha=block_size)
 
 
 def _check_rows(
