@@ -43,13 +43,18 @@ def _best_ids(scores: torch.Tensor, bounds: torch.Tensor | None, count: int) -> 
     more = min(count + 1, scores.shape[1])
     values, ids = torch.topk(scores, more, dim=1)
     # torch.topk orders equal values as it pleases: rows that have any inside their length are sorted again.
-    is_tied = values[:, 1:] == values[:, :-1]
-    if bounds is not None:
-        is_tied &= torch.arange(more - 1)[None, :] < bounds[:, None]
+    is_equal = values[:, 1:] == values[:, :-1]
+    is_tied = is_equal if bounds is None else is_equal & (torch.arange(more - 1)[None, :] < bounds[:, None])
     ids = ids[:, :count]
     if bool(is_tied.any()):
-        doubtful = is_tied.any(1).nonzero().squeeze(1)
-        ids[doubtful] = scores[doubtful].sort(dim=1, descending=True, stable=True).indices[:, :count]
+        # A tie across the last place may be with any other key; one before it is between keys that are chosen anyway.
+        is_doubtful, is_cut = is_tied.any(1), is_equal[:, count - 1 :].any(1)
+        cut, inner = (is_doubtful & is_cut).nonzero().squeeze(1), (is_doubtful & ~is_cut).nonzero().squeeze(1)
+        if cut.numel():
+            ids[cut] = scores[cut].sort(dim=1, descending=True, stable=True).indices[:, :count]
+        if inner.numel():
+            by_id = ids[inner].sort(dim=1).values
+            ids[inner] = by_id.gather(1, scores[inner].gather(1, by_id).sort(dim=1, descending=True, stable=True).indices)
     return ids
 
 
