@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hal.common.compressor import Compressor
@@ -59,11 +61,16 @@ def _check(
     score: torch.Tensor,
     position_bias: torch.Tensor,
     norm_weight: torch.Tensor | None,
+    eps: float,
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
     states: torch.Tensor,
+    state_layout: str,
+    state_block_size: int,
     entries: torch.Tensor,
     entry_scale: torch.Tensor | None,
+    entry_layout: str,
+    entry_block_size: int,
     state_slots: torch.Tensor,
     entry_slots: torch.Tensor,
     query_start_loc: torch.Tensor,
@@ -71,6 +78,7 @@ def _check(
     positions: torch.Tensor,
     block_table: torch.Tensor,
     ratio: int,
+    backend: str | None,
 ) -> None:
     tokens, requests = leading(kv), leading(block_table)
     check_operands(
@@ -97,7 +105,7 @@ def _check(
     refuse_gradients(kv, score, position_bias, states, entries)
 
 
-def _run(
+def _compress(
     kv: torch.Tensor,
     score: torch.Tensor,
     position_bias: torch.Tensor,
@@ -121,60 +129,24 @@ def _run(
     ratio: int,
     backend: str | None,
 ) -> None:
-    indices = (state_slots, entry_slots, query_start_loc, req_id, positions, block_table)
-    _check(kv, score, position_bias, norm_weight, cos, sin, states, entries, entry_scale, *indices, ratio)
     compressor = Compressor(kv=kv, score=score, position_bias=position_bias, norm_weight=norm_weight, eps=eps, cos=cos, sin=sin)
     find_calls(backend, states.device).compress_states(
         compressor,
         read_cache(states, None, state_layout, state_block_size),
         read_cache(entries, entry_scale, entry_layout, entry_block_size),
-        *indices,
-        ratio=ratio,
-    )
-
-
-def _trace(
-    kv: torch.Tensor,
-    score: torch.Tensor,
-    position_bias: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    eps: float,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-    states: torch.Tensor,
-    state_layout: str,
-    state_block_size: int,
-    entries: torch.Tensor,
-    entry_scale: torch.Tensor | None,
-    entry_layout: str,
-    entry_block_size: int,
-    state_slots: torch.Tensor,
-    entry_slots: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    req_id: torch.Tensor,
-    positions: torch.Tensor,
-    block_table: torch.Tensor,
-    ratio: int,
-    backend: str | None,
-) -> None:
-    _check(
-        kv,
-        score,
-        position_bias,
-        norm_weight,
-        cos,
-        sin,
-        states,
-        entries,
-        entry_scale,
         state_slots,
         entry_slots,
         query_start_loc,
         req_id,
         positions,
         block_table,
-        ratio,
+        ratio=ratio,
     )
+
+
+def _run(*arguments: Any) -> None:
+    _check(*arguments)
+    _compress(*arguments)
 
 
 _COMPRESS = define_operator(
@@ -185,5 +157,5 @@ _COMPRESS = define_operator(
     "Tensor state_slots, Tensor entry_slots, Tensor query_start_loc, Tensor req_id, Tensor positions, Tensor block_table, "
     "SymInt ratio, str? backend) -> ()",
     _run,
-    _trace,
+    _check,
 )
