@@ -47,7 +47,8 @@ def choose_tokens(logits: torch.Tensor, sampling: Sampling, generators: list[tor
     if sampling.temperature == 0.0:
         return [int(token) for token in logits.argmax(dim=-1).tolist()]
     # From the likeliest down, so that no temperature is too small to divide by.
-    below = logits.double().cpu() - logits.double().cpu().amax(dim=-1, keepdim=True)
+    below = logits.double().cpu()
+    below = below - below.amax(dim=-1, keepdim=True)
     probabilities = torch.softmax(below / sampling.temperature, dim=-1)
     ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
     if sampling.top_p < 1.0:
