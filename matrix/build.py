@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any, Protocol
 
 from hal.common.arch import Arch
@@ -19,6 +18,7 @@ from .fleet import PlatformProof
 from .hsaco import read_hsaco
 from .spirv import read_spirv
 from .targets import make_target
+from .workers import hold_interrupts, start_pool
 
 READERS: Mapping[str, Callable[[Any], Figures]] = {"cubin": read_cubin, "hsaco": read_hsaco, "spirv": read_spirv}
 """Who reads figures from a compiled kernel, by format."""
@@ -72,28 +72,33 @@ def build_all(jobs: Sequence[Job], workers: int, on_done: Callable[[], object] =
     A compiler that takes its process down has the jobs it left unanswered done again, each in a process of its own.
     """
     answers: dict[int, Built] = {}
-    for index, built in _run(range(len(jobs)), jobs, workers):
+
+    def take(index: int, built: Built) -> None:
         answers[index] = built
         on_done()
+
+    _run(range(len(jobs)), jobs, workers, take)
     for index in sorted(set(range(len(jobs))) - answers.keys()):
-        answers |= _run([index], jobs, 1)
-        answers.setdefault(index, Built(figures=None, refusal="the compiler's process died without a word"))
-        on_done()
+        _run([index], jobs, 1, take)
+        if index not in answers:
+            take(index, Built(figures=None, refusal="the compiler's process died without a word"))
     return tuple(answers[index] for index in range(len(jobs)))
 
 
-def _run(indices: Sequence[int], jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, Built]]:
-    """Answers as they come; those that a dying process leaves open are missing."""
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start) as pool:
-        futures: dict[Future[Built], int] = {pool.submit(build, jobs[index]): index for index in indices}
+def _run(indices: Sequence[int], jobs: Sequence[Job], workers: int, take: Callable[[int, Built], None]) -> None:
+    """Give away each answer as it comes; those that a dying process leaves open are missing."""
+    with start_pool(workers, _prepare) as pool:
+        with hold_interrupts():
+            futures: dict[Future[Built], int] = {pool.submit(build, jobs[index]): index for index in indices}
         for future in as_completed(futures):
             try:
-                yield futures[future], future.result()
+                built = future.result()
             except BrokenProcessPool:
                 continue
+            take(futures[future], built)
 
 
-def _start() -> None:
+def _prepare() -> None:
     """Kernels are compiled here, whatever the parent does with them; the compiler's advice is not the user's concern."""
     os.environ.pop("TRITON_INTERPRET", None)
     warnings.simplefilter("ignore")

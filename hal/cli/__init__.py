@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+INTERRUPTED = 130
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of one command line (sys.argv without it): 0, 1 for a failed check, 2 for input that cannot be served."""
-    from .app import run
+    """The exit code of one command line: 0, 1 for a failed check, 2 for input that cannot be served, 130 after Ctrl-C.
 
-    return run(arguments)
+    Without arguments it is the process's own, sys.argv, and Ctrl-C ends the process without a word even while it imports.
+    """
+    try:
+        if arguments is None:
+            from .interrupts import take_interrupts
+
+            take_interrupts()
+        from .app import run
+
+        return run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED

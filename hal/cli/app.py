@@ -84,19 +84,30 @@ DOCTOR_EXAMPLES = """Examples:
 def run(arguments: Sequence[str] | None = None) -> int:
     """The exit code of one command line; a mistake of the user's is one line on stderr and 2, never a traceback."""
     try:
-        start_logging()
-        app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="hal")
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
-    except KeyboardInterrupt:
-        return 130
+        code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        # A reader that has left is met here, and not by the interpreter at its end.
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
-        # Whoever read the output has left; closing stdout here keeps the interpreter from complaining at exit.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (HalError, OSError) as error:
         return fail(str(error))
+
+
+def _dispatch(arguments: list[str]) -> int:
+    try:
+        start_logging()
+        app(args=arguments, prog_name="hal")
+    except SystemExit as stop:
+        # typer and rich make an end of their own of a reader that has left, and of Ctrl-C.
+        met = stop.__context__
+        while met is not None and not isinstance(met, (BrokenPipeError, KeyboardInterrupt)):
+            met = met.__context__
+        if met is not None:
+            raise met from None
+        return stop.code if isinstance(stop.code, int) else 0
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -39,7 +40,9 @@ def print_json(report: object) -> None:
 
 def fail(message: str) -> int:
     """Exit code 2, after one line on stderr."""
-    sys.stderr.write(f"hal: {' '.join(message.split())}\n")
+    # It stays a failure where nobody reads why.
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"hal: {' '.join(message.split())}\n")
     return 2
 
 
