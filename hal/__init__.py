@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from .common.batch import Batch as Batch
     from .common.capabilities import Capabilities as Capabilities
     from .common.compressor import Compressor as Compressor
+    from .common.detection import detect as detect
     from .common.device import Device as Device
-    from .common.device import detect as detect
     from .common.errors import BackendError as BackendError
     from .common.errors import BatchError as BatchError
     from .common.errors import CapacityError as CapacityError
@@ -58,7 +58,7 @@ _HOMES = {
     "Capabilities": "common.capabilities",
     "Compressor": "common.compressor",
     "Device": "common.device",
-    "detect": "common.device",
+    "detect": "common.detection",
     "BackendError": "common.errors",
     "BatchError": "common.errors",
     "CapacityError": "common.errors",

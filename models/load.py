@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hal.common.device import Device, detect
+from hal.common.detection import detect
+from hal.common.device import Device
 from hal.common.errors import InputError, NotBuiltError
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel

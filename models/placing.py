@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from hal.common.device import Device, detect
+from hal.common.detection import detect
+from hal.common.device import Device
 
 from .errors import UnsupportedModelError
 

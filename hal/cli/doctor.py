@@ -14,7 +14,8 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
-from hal.common.device import Device, probe_platforms
+from hal.common.detection import probe_platforms
+from hal.common.device import Device
 from hal.common.environment import VARIABLES, find_mistakes, read_variable
 from hal.common.plugins import list_plugins
 from hal.common.quiet import describe_error

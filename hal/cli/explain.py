@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
-from hal.common.device import Device, detect
+from hal.common.detection import detect
+from hal.common.device import Device
 from hal.common.errors import NoBackend
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel

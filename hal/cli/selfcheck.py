@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hal.common.device import detect
+from hal.common.detection import detect
 from hal.common.limits import Limits
 from hal.common.plan import plan
 from hal.common.registry import find_backend

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .backend import Backend
-from .device import Device, detect
+from .detection import detect
+from .device import Device
 from .errors import BackendError, InputError
 from .registry import find_backend
 

@@ -16,7 +16,8 @@ from .cache_parts import PARTS, CachePart, check_entry_sources, list_parts
 from .capabilities import Graphs
 from .capacity import count_blocks, count_tokens
 from .dcp.buffers import rank_buffers
-from .device import Device, detect
+from .detection import detect
+from .device import Device
 from .environment import warn_of_mistakes
 from .errors import BackendError, InputError
 from .layouts import Layout, block_table_width

@@ -7,7 +7,8 @@ from functools import cache
 import torch
 
 from hal.common.backend import Backend, required_calls
-from hal.common.device import Device, detect
+from hal.common.detection import detect
+from hal.common.device import Device
 from hal.common.errors import BackendError
 from hal.common.registry import backends, find_backend, platforms
 

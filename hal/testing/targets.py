@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hal.common.backend import Backend
-from hal.common.device import Device, probe_platforms
+from hal.common.detection import probe_platforms
+from hal.common.device import Device
 from hal.common.errors import BackendError
 from hal.common.registry import backends, find_backend, platforms
 

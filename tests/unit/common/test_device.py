@@ -6,7 +6,7 @@ import pytest
 
 import hal
 from hal.common import platform as platform_module
-from hal.common.device import PlatformProbe, probe_platforms
+from hal.common.detection import PlatformProbe, probe_platforms
 from hal.common.registry import platforms
 
 ROWS = [(platform, arch) for platform in platforms().values() for arch in platform.archs()]

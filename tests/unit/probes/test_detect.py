@@ -14,7 +14,7 @@ import pytest
 
 import hal
 from hal.common import device, quiet
-from hal.common.device import probe_platforms
+from hal.common.detection import probe_platforms
 
 from .fakes import GIB, FakeNVML, make_amdsmi, make_pyrsmi, make_torch
 
