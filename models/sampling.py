@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -43,9 +44,21 @@ class Sampling:
 
 
 def choose_tokens(logits: torch.Tensor, sampling: Sampling, generators: list[torch.Generator | None]) -> list[int]:
-    """One token per row of logits [rows, vocabulary]; row i draws from generators[i]."""
+    """One token per row of logits [rows, vocabulary]; row i draws from generators[i].
+
+    GenerationError for a row that orders nothing: a NaN or infinity in it, or nothing but -inf.
+    """
+    best = logits.max(dim=-1)
+    # A row's maximum is NaN where the row holds one, so that the tokens' one trip to the host tells; a float counts to 2**24.
+    values, likeliest = torch.stack((best.values.float(), best.indices.float())).tolist()
+    wrong = next((row for row, value in enumerate(values) if not math.isfinite(value)), None)
+    if wrong is not None:
+        raise GenerationError(
+            f"the model's logits for one of {len(values)} next tokens hold {_say_worst(logits[wrong])}; its weights or its dtype "
+            "do not compute here: check the checkpoint, or load it with dtype='float32'"
+        )
     if sampling.temperature == 0.0:
-        return [int(token) for token in logits.argmax(dim=-1).tolist()]
+        return [int(token) for token in likeliest]
     # From the likeliest down, so that no temperature is too small to divide by.
     below = logits.double().cpu()
     below = below - below.amax(dim=-1, keepdim=True)
@@ -55,3 +68,10 @@ def choose_tokens(logits: torch.Tensor, sampling: Sampling, generators: list[tor
         ordered = ordered.masked_fill(ordered.cumsum(dim=-1) - ordered >= sampling.top_p, 0.0)
     drawn = [torch.multinomial(row, 1, generator=source) for row, source in zip(ordered, generators, strict=True)]
     return [int(row[place]) for row, place in zip(tokens, drawn, strict=True)]
+
+
+def _say_worst(row: torch.Tensor) -> str:
+    for what, count in (("NaN", row.isnan().sum()), ("inf", row.isposinf().sum())):
+        if count:
+            return f"{int(count)} {what} of {row.numel():,}"
+    return "nothing but -inf"

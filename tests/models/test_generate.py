@@ -12,6 +12,7 @@ from hal.common.errors import CapacityError
 from hal.common.limits import Limits
 from hal.config import HalError
 from hal.models import GenerationError, Model, attach
+from hal.models.sampling import Sampling, choose_tokens
 
 from . import oracle, tiny
 
@@ -135,13 +136,34 @@ def test_a_seed_makes_sampling_repeatable_whatever_the_batch(model: Model) -> No
     assert first != model.generate(prompts, 8, **(settings | {"seed": 5}))
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 0}, {"temperature": 0.7, "top_p": 0.5}], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_order_nothing_are_refused(settings: dict[str, float], value: float) -> None:
+    model = oracle.run_on_hal(tiny.build(tiny.llama()))
+    with torch.no_grad():
+        model.module.lm_head.weight[77] = value
+    with pytest.raises(GenerationError, match=r"logits for one of 2 next tokens hold 1 (NaN|inf)"):
+        model.generate([[1, 2, 3], [4]], 4, **settings)
+    assert all_free(model)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_one_bad_row_among_good_ones_is_seen(sampling: Sampling, dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
+    generators = [sampling.generator(row) for row in range(3)]
+    assert len(choose_tokens(logits.index_fill(1, torch.tensor([5]), -torch.inf), sampling, generators)) == 3
+    for bad in (logits.index_fill(0, torch.tensor([1]), -torch.inf), logits.index_fill(1, torch.tensor([5]), torch.nan)):
+        with pytest.raises(GenerationError, match="hold"):
+            choose_tokens(bad, sampling, generators)
+
+
 def test_a_narrow_nucleus_is_greedy(model: Model) -> None:
     prompts = oracle.random_prompts([8, 12], seed=11)
     assert model.generate(prompts, 8, temperature=1.0, top_p=1e-6, seed=0) == model.generate(prompts, 8)
 
 
 def test_sampling_draws_from_the_tempered_distribution(module: PreTrainedModel) -> None:
-    from hal.models.sampling import Sampling, choose_tokens
 
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     sampling = Sampling(temperature=2.0, top_p=0.85, seed=0)
