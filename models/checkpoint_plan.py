@@ -19,13 +19,15 @@ from transformers.utils import logging as transformers_logging
 from hal.config import ModelShape
 
 from .build import build_module, read_model
-from .checkpoint_index import CheckpointIndex, StoredTensor, read_index
+from .checkpoint_header import DTYPES, PACKED_BITS, StoredTensor
+from .checkpoint_index import CheckpointIndex, read_index
+from .errors import CheckpointError, describe
 from .keys import KeyResolver, ResolvedKey, conversions, find_collisions
 from .prefixes import infer_prefixes
-from .skipping import explain_skip, explain_unused
+from .quantisation import FLOAT8, WHOLE, find_quantisation
+from .skipping import BufferRules
+from .unbuilt import UnbuiltParts
 from .verdict import CheckpointPlan
-
-PACKED = frozenset({"I8", "U8", "I32", "I64"})
 
 
 def plan_checkpoint(path: str | Path) -> CheckpointPlan:
@@ -43,26 +45,34 @@ def plan_tensors(index: CheckpointIndex, module: PreTrainedModel, shape: ModelSh
     """The plan for tensors already indexed; `module` is on the meta device and is used up by the dry run."""
     resolver = KeyResolver(module=module)
     keys = _sort_keys(index.tensors, resolver, shape)
-    report = _dry_run(module, {place.source: index.tensors[key] for key, place in keys.resolved.items()})
+    collisions = find_collisions(keys.resolved)
+    doubled = {key for sources in collisions.values() for key in sources}
+    # Two tensors for one place, or a type that torch lacks, end transformers' loader instead of telling it something.
+    clear = {key: place for key, place in keys.resolved.items() if key not in doubled and index.tensors[key].dtype in DTYPES}
+    report = _dry_run(module, {place.source: index.tensors[key] for key, place in clear.items()})
     tied = {name: source for name, source in module.all_tied_weights_keys.items() if name != source}
     assigned: dict[str, list[str]] = defaultdict(list)
     for key, place in keys.resolved.items():
         for target in place.targets:
             assigned[target].append(key)
+    missing = report.missing_keys - {target for key in keys.resolved.keys() - clear for target in keys.resolved[key].targets}
     return CheckpointPlan(
         folder=index.folder,
         assigned={target: tuple(sources) for target, sources in sorted(assigned.items())},
         skipped=keys.skipped,
         unused=keys.unused,
-        missing=_missing_after_tying(report.missing_keys, tied, resolver.state),
+        missing=_missing_after_tying(missing, tied, resolver.state),
         unexpected=tuple(sorted(keys.unexpected | report.unexpected_keys)),
         mismatched=_describe_mismatches(report)
         | _other_elements(keys.resolved, index.tensors, resolver.state)
         | _packed_weights(keys.unexpected, index.tensors),
-        collisions=find_collisions(keys.resolved),
+        collisions=collisions,
         tied=tied,
         index_only=index.index_only,
+        elsewhere=index.elsewhere,
         header_only=index.header_only,
+        extra_files=index.extra_files,
+        stored_format=find_quantisation(module.config, index.folder, index.tensors),
         renamed={key: place.source for key, place in keys.resolved.items() if place.source != key},
         warnings=_warn(index, tied, assigned),
     )
@@ -81,13 +91,14 @@ def _sort_keys(tensors: Mapping[str, StoredTensor], resolver: KeyResolver, shape
     skipped: dict[str, str] = {}
     unused: dict[str, str] = {}
     rest: dict[str, StoredTensor] = {}
+    buffers, parts = BufferRules(module=resolver.module), UnbuiltParts(module=resolver.module, shape=shape)
     for key, tensor in tensors.items():
         place = resolver.resolve(key)
         if place is not None:
             resolved[key] = place
-        elif reason := explain_skip(tensor, resolver.module):
+        elif reason := buffers.explain(tensor):
             skipped[key] = reason
-        elif reason := explain_unused(resolver.rename(key), shape, resolver.module):
+        elif reason := parts.explain(key, resolver.rename(key)):
             unused[key] = reason
         else:
             rest[key] = tensor
@@ -99,7 +110,10 @@ def _dry_run(module: PreTrainedModel, tensors: Mapping[str, StoredTensor]) -> An
     empty = {name: torch.empty(tensor.shape, dtype=tensor.torch_dtype, device="meta") for name, tensor in tensors.items()}
     config = LoadStateDictConfig(device_map={"": "meta"}, weight_mapping=conversions(module))
     with quiet_transformers():
-        return convert_and_load_state_dict_in_model(module, empty, config)[0]
+        try:
+            return convert_and_load_state_dict_in_model(module, empty, config)[0]
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"transformers' loader cannot put these tensors together: {describe(error)}") from error
 
 
 @contextmanager
@@ -141,13 +155,19 @@ def _other_elements(
     found = {}
     for key, place in resolved.items():
         stored, wanted = tensors[key], state[place.target].dtype
-        if stored.dtype.startswith("F8") and wanted.itemsize > 1:
+        if stored.dtype not in DTYPES:
+            found[place.target] = f"stored as {stored.dtype}, several to a byte; only unquantised checkpoints can be loaded"
+        elif stored.dtype in FLOAT8 and wanted.itemsize > 1:
             found[place.target] = f"stored as {stored.dtype}, which needs a scale; only unquantised checkpoints can be loaded"
-        elif stored.torch_dtype.is_floating_point != wanted.is_floating_point:
+        elif _kind(stored.torch_dtype) != _kind(wanted):
             found[place.target] = (
                 f"stored as {stored.dtype}, and the model has {wanted}; only unquantised checkpoints can be loaded"
             )
     return found
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return "complex" if dtype.is_complex else "fraction" if dtype.is_floating_point else "whole"
 
 
 def _packed_weights(unexpected: Collection[str], tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
@@ -155,12 +175,12 @@ def _packed_weights(unexpected: Collection[str], tensors: Mapping[str, StoredTen
     return {
         key: f"stored packed as {tensors[key].dtype}; only unquantised checkpoints can be loaded"
         for key in sorted(unexpected)
-        if tensors[key].dtype in PACKED and len(tensors[key].shape) == 2
+        if tensors[key].dtype in WHOLE | PACKED_BITS.keys() and len(tensors[key].shape) >= 2
     }
 
 
 def _warn(index: CheckpointIndex, tied: Mapping[str, str], assigned: Mapping[str, list[str]]) -> tuple[str, ...]:
-    warnings = []
+    warnings = [*index.warnings]
     if index.header_only:
         warnings.append(f"{len(index.header_only)} tensors lie in the files but not in the index and are not read")
     warnings += [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hal.config import HalError
 
 NEXT_STEP = "run it with transformers' own attention"
@@ -11,6 +13,12 @@ NEXT_STEP = "run it with transformers' own attention"
 def describe(error: BaseException) -> str:
     """Another library's error on one line, its type first."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def listed(names: Sequence[str], shown: int = 8) -> str:
+    """The first names and how many more there are: "a, b, and 3 more"."""
+    more = f", and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 class CheckpointError(HalError, RuntimeError):

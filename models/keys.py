@@ -34,6 +34,8 @@ class ResolvedKey:
     """The name before conversion: two keys that share it would fill the same place."""
     also: tuple[str, ...] = ()
     """Further parameters that are cut from the same tensor."""
+    converter: int | None = None
+    """Which of transformers' converters takes the key, None for a plain copy; only keys of one can be put together."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -65,14 +67,20 @@ class KeyResolver:
         if target not in self.state:
             return None
         place = target if pattern is None else canonical.removeprefix(f"{self.module.base_model_prefix}.")
-        return ResolvedKey(source=key, target=target, pattern=pattern, canonical=place, also=self._siblings(target, pattern))
+        number = self._converter_of(pattern)
+        return ResolvedKey(
+            source=key, target=target, pattern=pattern, canonical=place, also=self._siblings(target, number), converter=number
+        )
 
-    def _siblings(self, target: str, pattern: str | None) -> tuple[str, ...]:
-        for converter in self.converters:
-            if pattern in converter.source_patterns:
-                first, *others = converter.target_patterns
-                return tuple(name for name in (target.replace(first, other) for other in others) if name in self.state)
-        return ()
+    def _converter_of(self, pattern: str | None) -> int | None:
+        # transformers, too, looks a converter up by its pattern, and the last one that has it wins.
+        return next((n for n in reversed(range(len(self.converters))) if pattern in self.converters[n].source_patterns), None)
+
+    def _siblings(self, target: str, number: int | None) -> tuple[str, ...]:
+        if number is None:
+            return ()
+        first, *others = self.converters[number].target_patterns
+        return tuple(name for name in (target.replace(first, other) for other in others) if name in self.state)
 
     def _rename(self, key: str, renamings: list[Any], converters: list[Any]) -> tuple[str, str | None]:
         return rename_source_key(key, renamings, converters, self.module.base_model_prefix, self.state)
@@ -83,15 +91,15 @@ class KeyResolver:
 
 
 def find_collisions(resolved: Mapping[str, ResolvedKey]) -> dict[str, tuple[str, ...]]:
-    """Targets that two keys would fill: the same place twice, or a ready tensor beside parts of it."""
+    """Parameters that two keys would fill: the same place twice, a ready tensor beside parts of it, or two kinds of parts."""
     places: dict[str, list[str]] = defaultdict(list)
-    plain: dict[str, list[str]] = defaultdict(list)
-    parts: dict[str, list[str]] = defaultdict(list)
+    fillers: dict[str, dict[object, list[str]]] = defaultdict(lambda: defaultdict(list))
     for key, place in resolved.items():
         places[place.canonical].append(key)
         for target in place.targets:
-            (plain if place.pattern is None else parts)[target].append(key)
+            fillers[target][place.converter].append(key)
     collisions = {name: tuple(keys) for name, keys in places.items() if len(keys) > 1}
-    for target in plain.keys() & parts.keys():
-        collisions[target] = tuple(plain[target] + parts[target])
+    for target, kinds in fillers.items():
+        if len(kinds) > 1:
+            collisions[target] = tuple(key for keys in kinds.values() for key in keys)
     return collisions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from .checkpoint_index import StoredTensor
+from .checkpoint_header import StoredTensor
 from .errors import CheckpointError
 from .keys import KeyResolver, ResolvedKey
 

@@ -1,64 +1,73 @@
-"""Checkpoint tensors that are known not to be parameters: old mask buffers, recomputed buffers, parts not built."""
+"""Checkpoint tensors that are known not to be parameters: old mask buffers and buffers that the module recomputes."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-import torch
 from transformers import PreTrainedModel
 
-from hal.config import ModelShape
+from .checkpoint_header import StoredTensor
 
-from .checkpoint_index import StoredTensor
+MASKS = frozenset({"bias", "causal_mask"})
+"""Last components under which old transformers releases saved an attention's causal mask."""
 
-MASK_BUFFERS = frozenset({"bias", "masked_bias", "causal_mask"})
-"""Last components under which old transformers releases saved attention masks and their fill value."""
-
-
-def explain_skip(tensor: StoredTensor, module: PreTrainedModel) -> str | None:
-    """Why a tensor that resolves to no parameter may be left out, None if it may not.
-
-    Exact name and shape only: a mask buffer's last component with the shape of a mask or scalar, or the name and shape
-    of a buffer that the module recomputes.
-    """
-    last = tensor.name.rpartition(".")[2]
-    if last in MASK_BUFFERS and (_is_scalar(tensor.shape) or _is_mask(tensor.shape)):
-        return f"old mask buffer {list(tensor.shape)}"
-    for name, buffer in _recomputed_buffers(module):
-        if name.rpartition(".")[2] == last and tuple(buffer.shape) == tensor.shape:
-            return f"buffer that the module computes itself ({name})"
-    return None
+FILL_VALUES = frozenset({"masked_bias"})
+"""Last components under which they saved the number that stood for a hidden key."""
 
 
-def explain_unused(key: str, shape: ModelShape, module: PreTrainedModel) -> str | None:
-    """Why a key belongs to a part of the model that is not built: a draft layer, or an indexer of a layer that shares one."""
-    match = re.match(r"(.*?)\.(\d{1,9})\.", key)
-    if match is None or not _is_decoder_list(match.group(1), shape.num_layers, module):
+@dataclass(slots=True)
+class BufferRules:
+    """What a module's own buffers and attention modules say about tensors that resolve to no parameter."""
+
+    module: PreTrainedModel
+    attentions: frozenset[tuple[str, ...]] = field(init=False)
+    recomputed: dict[str, list[tuple[str, tuple[int, ...]]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.attentions = frozenset(_tail(name.split(".")) for name in _attention_paths(self.module))
+        self.recomputed = {}
+        for name, shape in _recomputed_buffers(self.module):
+            self.recomputed.setdefault(name.rpartition(".")[2], []).append((name, shape))
+
+    def explain(self, tensor: StoredTensor) -> str | None:
+        """Why a tensor that resolves to no parameter may be left out, None if it may not.
+
+        Exact name, place and shape only: a mask or its fill value directly in an attention module that the model has, or
+        the name and shape of a buffer that the module recomputes.
+        """
+        *parents, last = tensor.name.split(".")
+        if _is_old_mask(last, tensor.shape) and _tail(parents) in self.attentions:
+            return f"old mask buffer {list(tensor.shape)}"
+        for name, shape in self.recomputed.get(last, ()):
+            if shape == tensor.shape:
+                return f"buffer that the module computes itself ({name})"
         return None
-    number = int(match.group(2))
-    if shape.num_layers <= number < shape.num_layers + len(shape.draft_layers):
-        return f"draft layer {number}"
-    if number < shape.num_layers and ".indexer." in key:
-        indexer = shape.layer(number).indexer
-        if indexer is not None and not indexer.owns:
-            return f"layer {number} reuses an earlier layer's index"
-    return None
 
 
-def _is_decoder_list(path: str, num_layers: int, module: PreTrainedModel) -> bool:
-    lists = {name: child for name, child in module.named_modules() if isinstance(child, torch.nn.ModuleList)}
-    child = lists.get(path, lists.get(f"{module.base_model_prefix}.{path}"))
-    return child is not None and len(child) == num_layers
+def _is_old_mask(last: str, shape: tuple[int, ...]) -> bool:
+    if last in FILL_VALUES:
+        return shape in ((), (1,))
+    is_square = len(shape) in (2, 3, 4) and shape[-1] == shape[-2] > 1 and all(size == 1 for size in shape[:-2])
+    return last in MASKS and is_square
 
 
-def _is_scalar(shape: tuple[int, ...]) -> bool:
-    return shape in ((), (1,))
+def _attention_paths(module: PreTrainedModel) -> Iterator[str]:
+    for name, child in module.named_modules():
+        if "attention" in type(child).__name__.lower() and any(True for _ in child.parameters()):
+            yield name
 
 
-def _is_mask(shape: tuple[int, ...]) -> bool:
-    return len(shape) >= 2 and shape[-1] == shape[-2] and all(size == 1 for size in shape[:-2])
+def _tail(path: list[str]) -> tuple[str, ...]:
+    """A path from its last list index on: what is left of it whatever the model is wrapped in."""
+    for place in range(len(path) - 1, -1, -1):
+        if path[place].isdigit():
+            return tuple(path[place:])
+    return tuple(path)
 
 
-def _recomputed_buffers(module: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+def _recomputed_buffers(module: PreTrainedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
     persistent = module.state_dict().keys()
-    return [(name, buffer) for name, buffer in module.named_buffers() if name not in persistent]
+    for name, buffer in module.named_buffers():
+        if name not in persistent:
+            yield name, tuple(buffer.shape)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from .errors import CheckpointError
-
-SHOWN = 8
+from .errors import CheckpointError, listed
+from .quantisation import StoredFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,15 @@ class CheckpointPlan:
     tied: Mapping[str, str] = field(default_factory=dict)
     """Parameter -> the one it shares storage with, as the config says."""
     index_only: tuple[str, ...] = ()
+    """Names that the index lists and the file it gives for them does not hold."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Of the index_only names, the listed file that holds them instead."""
     header_only: tuple[str, ...] = ()
+    """Names that lie in a listed file and not in the index; they are not read."""
+    extra_files: tuple[str, ...] = ()
+    """Safetensors files of the folder that are not read."""
+    stored_format: StoredFormat | None = None
+    """The quantised format that the weights are stored in and that cannot be loaded; None for plain numbers."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Key -> the name it is read under, where a prefix was inferred from the module tree."""
     warnings: tuple[str, ...] = ()
@@ -41,12 +48,16 @@ class CheckpointPlan:
     @property
     def is_complete(self) -> bool:
         """Whether loading would fill every parameter from exactly one place and leave nothing over."""
-        return not (self.missing or self.unexpected or self.mismatched or self.collisions or self.index_only)
+        bad = (self.missing, self.unexpected, self.mismatched, self.collisions, self.index_only, self.stored_format)
+        return not any(bad)
 
     def raise_if_bad(self, strict: bool = True) -> None:
         """CheckpointError listing all that is wrong; with strict=False missing and unexpected names are let through."""
         problems = [
-            _listed("listed by the index but in no file", self.index_only),
+            f"Its weights are stored as {self.stored_format}; only unquantised checkpoints can be loaded"
+            if self.stored_format
+            else "",
+            _listed("listed by the index but in no file", [self._with_place(name) for name in self.index_only]),
             _listed("filled twice", [f"{name} by {' and '.join(keys)}" for name, keys in self.collisions.items()]),
             _listed("of another shape or type", [f"{name}: {what}" for name, what in self.mismatched.items()]),
         ]
@@ -59,14 +70,14 @@ class CheckpointPlan:
         if found:
             raise CheckpointError(f"{self.folder} does not fit its model. " + "; ".join(found))
 
+    def _with_place(self, name: str) -> str:
+        return f"{name} (it lies in {self.elsewhere[name]} instead)" if name in self.elsewhere else name
+
     @staticmethod
     def _with_hint(name: str, others: tuple[str, ...]) -> str:
         near = get_close_matches(name, others[:2000], n=1, cutoff=0.8)
         return f"{name} (near {near[0]})" if near else name
 
 
-def _listed(what: str, names: list[str] | tuple[str, ...]) -> str:
-    if not names:
-        return ""
-    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{len(names)} {what}: {', '.join(names[:SHOWN])}{more}"
+def _listed(what: str, names: Sequence[str]) -> str:
+    return f"{len(names)} {what}: {listed(names)}" if names else ""
