@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from .common.opened import kernels as kernels
     from .common.parallel import Parallel as Parallel
     from .common.plan import Plan as Plan
-    from .common.plan import installed as installed
-    from .common.plan import plan as plan
+    from .common.planning import installed as installed
+    from .common.planning import plan as plan
     from .common.platform import Platform as Platform
     from .common.reason import Reason as Reason
     from .common.registry import register_backend as register_backend
     from .common.registry import register_platform as register_platform
     from .common.request import Request as Request
+    from .common.select import select as select
+    from .common.select import supports_combination as supports_combination
     from .common.selection import Selection as Selection
-    from .common.selection import select as select
-    from .common.selection import supports_combination as supports_combination
     from .common.software import Software as Software
     from .common.step import StepMetadata as StepMetadata
     from .config import ConfigError as ConfigError
@@ -74,16 +74,16 @@ _HOMES = {
     "kernels": "common.opened",
     "Parallel": "common.parallel",
     "Plan": "common.plan",
-    "installed": "common.plan",
-    "plan": "common.plan",
+    "installed": "common.planning",
+    "plan": "common.planning",
     "Platform": "common.platform",
     "Reason": "common.reason",
     "register_backend": "common.registry",
     "register_platform": "common.registry",
     "Request": "common.request",
     "Selection": "common.selection",
-    "select": "common.selection",
-    "supports_combination": "common.selection",
+    "select": "common.select",
+    "supports_combination": "common.select",
     "Software": "common.software",
     "StepMetadata": "common.step",
     "ConfigError": "config",

@@ -10,7 +10,7 @@ from hal.common.device import Device
 from hal.common.errors import NoBackend
 from hal.common.registry import platforms
 from hal.common.request import Request
-from hal.common.selection import select
+from hal.common.select import select
 from hal.config import IndexerShape, LayerShape, MLAShape
 
 _WIDTHS = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, q_lora_rank=1536)

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from hal.common.backend import Backend
 from hal.common.opened import kernels
 from hal.common.request import Request
-from hal.common.selection import select
+from hal.common.select import select
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import dtype_name
 

@@ -14,7 +14,8 @@ from hal.common.device import Device
 from hal.common.errors import InputError, NotBuiltError
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
-from hal.common.plan import Plan, plan
+from hal.common.plan import Plan
+from hal.common.planning import plan
 from hal.config import ModelShape
 from hal.config.dtypes import model_dtype_name
 

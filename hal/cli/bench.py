@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from hal.common.device import Device
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
-from hal.common.plan import Plan, plan
+from hal.common.plan import Plan
+from hal.common.planning import plan
 from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name
 from hal.config.runs import group_layers

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hal.common.explain import format_bytes
+from hal.common.plan_text import format_bytes
 
 GOOD, BAD, QUIET = "green", "bold yellow", "dim"
 

@@ -12,11 +12,13 @@ from hal.common.device import Device
 from hal.common.errors import NoBackend
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
-from hal.common.plan import Plan, installed, plan
+from hal.common.plan import Plan
+from hal.common.planning import installed, plan
 from hal.common.reason import Reason
 from hal.common.registry import backends
 from hal.common.request import Request
-from hal.common.selection import Selection, select
+from hal.common.select import select
+from hal.common.selection import Selection
 from hal.common.software import Software
 from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name

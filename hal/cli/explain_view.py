@@ -13,8 +13,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from hal.common.explain import format_bytes
 from hal.common.plan import Plan
+from hal.common.plan_text import format_bytes
 from hal.common.reason import Reason
 from hal.common.registry import backends
 from hal.config import LayerShape

@@ -12,7 +12,7 @@ from typing import Any
 
 from hal.common.detection import detect
 from hal.common.limits import Limits
-from hal.common.plan import plan
+from hal.common.planning import plan
 from hal.common.registry import find_backend
 from hal.config import read_shape
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from hal.common.device import Device
-from hal.common.plan import installed
+from hal.common.planning import installed
 from hal.common.reason import Reason
 from hal.common.registry import find_backend
 from hal.common.request import Request
-from hal.common.selection import supports_combination
+from hal.common.select import supports_combination
 from hal.config import read_shape
 
 from .selfcheck import SAMPLE, check_dtype

@@ -12,6 +12,7 @@ from .software import Library
 if TYPE_CHECKING:
     import torch
 
+    from .buffer import Buffer
     from .capabilities import Capabilities
     from .compressor import Compressor
     from .device import Device
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from .reason import Reason
     from .request import Request
     from .step import StepMetadata
-    from .workspace import Buffer
 
 _CACHE = ("write_cache", "gather_cache")
 _MERGE = ("merge_states",)

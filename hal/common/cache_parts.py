@@ -12,9 +12,6 @@ from .layouts import Layout, layer_index_layout, layer_layout
 from .parallel import Parallel
 from .selection import Selection
 
-PARTS = ("kv", "entries", "index", "state", "index_state")
-"""Every part of a cache, in the order in which a plan lists them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePart:

@@ -16,7 +16,8 @@ from .limits import check_positive_int
 from .pages import make_pools
 
 if TYPE_CHECKING:
-    from .plan import CacheSpec, Plan
+    from .cache_groups import CacheSpec
+    from .plan import Plan
 
 Given = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .errors import InputError
+from hal.config.errors import InputError
 
 _SENTENCES = {
     "platform": "it runs on {want} devices, not on {have}",

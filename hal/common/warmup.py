@@ -1,39 +1,20 @@
-"""Which launches compile, and whether one does that nobody planned for."""
+"""Whether a launch compiles that nobody planned for."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
-
-from hal.config.runs import without_ids
 
 from .environment import read_variable
 from .errors import BackendError
-from .quiet import describe_error
-from .registry import find_backend
+from .launches import list_compiled
 
 if TYPE_CHECKING:
     from .backend import Backend
     from .plan import Plan
-    from .request import Request
 
 _logger = logging.getLogger(__name__)
-
-
-def list_keys(plan: Plan) -> tuple[Hashable, ...]:
-    """The key of every launch that compiles for a plan, once each; BackendError where a backend promises some and lists none."""
-    keys: dict[Hashable, None] = {}
-    for name, requests in _compiled(plan):
-        try:
-            own = dict.fromkeys(key for request in requests for key in find_backend(name).list_launches(request))
-        except Exception as error:
-            raise BackendError(f"{name} does not say which launches compile: {describe_error(error)}") from error
-        if not own:
-            raise BackendError(f"{name} declares compiled launches and lists none for {plan.device.target}; its list is wrong")
-        keys |= own
-    return tuple(keys)
 
 
 class WarmupMonitor:
@@ -48,8 +29,9 @@ class WarmupMonitor:
 
     def warm_up(self) -> None:
         """Compile every launch of the plan's list; launches from now on are compared with it."""
-        planned = frozenset(list_keys(self._plan))
-        for name, requests in _compiled(self._plan):
+        plan = self._plan
+        planned = frozenset(plan.warmup_keys())
+        for name, requests in list_compiled(plan.requests, plan.selections, plan.backends):
             for request in requests:
                 self._opened[name].compile_launches(request)
             if self._planned is None:
@@ -65,19 +47,3 @@ class WarmupMonitor:
         if key not in self._missed:
             self._missed.add(key)
             _logger.warning("a launch compiles that warm_up() did not cover: %s", key)
-
-
-def _compiled(plan: Plan) -> Iterator[tuple[str, tuple[Request, ...]]]:
-    """Each backend of a plan whose launches compile, with the distinct requests that it serves."""
-    served: dict[str, dict[Request, Request]] = {}
-    for request, selection in zip(plan.requests, plan.selections, strict=True):
-        if request is None or selection is None:
-            continue
-        # Layers that differ in their ids alone launch the same.
-        alike = replace(request, layer=without_ids(request.layer))
-        for name in selection.providers.values():
-            served.setdefault(name, {}).setdefault(alike, request)
-    for name, requests in sorted(served.items()):
-        capabilities = find_backend(name).capabilities
-        if capabilities is not None and capabilities.compiled_launches:
-            yield name, tuple(requests.values())

@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from math import lcm, prod
+from math import lcm
 from typing import TYPE_CHECKING
 
 from hal.config import ModelShape
 from hal.config.dtypes import item_size
 
+from .buffer import Buffer
 from .errors import InputError
 from .limits import Limits
 from .parallel import Parallel
 
 if TYPE_CHECKING:
-    from .plan import CacheGroup
+    from .cache_groups import CacheGroup
 
 _MAX_CONTEXT_ROWS = 65536
 # Keys and values that are expanded from latents at once; more heads than fit are taken one run after the other.
 MAX_EXPANDED_BYTES = 256 * 2**20
-_ITEM_SIZES = {"int32": 4, "int64": 8, "uint8": 1}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
-    """One buffer: its name, shape and element type. transient: made during a call and given back, not kept."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    transient: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes it takes."""
-        size = _ITEM_SIZES[self.dtype] if self.dtype in _ITEM_SIZES else item_size(self.dtype)
-        return prod(self.shape) * size
 
 
 def context_rows(limits: Limits, block_size: int, parallel: Parallel, topk: int | None = None) -> int:

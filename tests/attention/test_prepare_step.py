@@ -9,7 +9,7 @@ import torch
 
 import hal
 from hal.common import registry
-from hal.common.workspace import Buffer
+from hal.common.buffer import Buffer
 from hal.testing.fake import ReferenceBackend
 
 from .shapes import gqa, model

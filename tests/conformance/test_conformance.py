@@ -10,7 +10,7 @@ from hal.common.device import Device
 from hal.common.errors import NoBackend
 from hal.common.registry import backends, broken_plugins, platforms
 from hal.common.request import Request
-from hal.common.selection import select, supports_combination
+from hal.common.select import select, supports_combination
 from hal.config import read_shape
 from hal.testing import FULL, SMALL, conformance_cases
 from hal.testing.targets import Target, find_targets

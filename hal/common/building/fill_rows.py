@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hal.common.plan import CacheGroup
+    from hal.common.cache_groups import CacheGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hal.common.buffer import Buffer
 from hal.common.layouts import block_table_width
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
 from hal.common.step import MLAKind, mla_kind
-from hal.common.workspace import Buffer, context_rows
+from hal.common.workspace import context_rows
 from hal.config import ModelShape
 
 from .fill_rows import row_regions, row_rules
 
 if TYPE_CHECKING:
-    from hal.common.plan import CacheGroup
+    from hal.common.cache_groups import CacheGroup
 
 Region = tuple[tuple[int, ...], str]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hal.common.buffer import Buffer
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
-from hal.common.workspace import Buffer
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import item_size
 

@@ -14,13 +14,13 @@ from .tiles import read_machine
 if TYPE_CHECKING:
     import torch
 
+    from hal.common.buffer import Buffer
     from hal.common.device import Device
     from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
     from hal.common.limits import Limits
     from hal.common.parallel import Parallel
     from hal.common.reason import Reason
     from hal.common.request import Request
-    from hal.common.workspace import Buffer
 
 PORTABLE = Capabilities(
     families=frozenset({"attention", "mla", "sparse_mla"}),

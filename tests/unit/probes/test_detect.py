@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 import hal
-from hal.common import device, quiet
+from hal.common import detection, quiet
 from hal.common.detection import probe_platforms
 
 from .fakes import GIB, FakeNVML, make_amdsmi, make_pyrsmi, make_torch
@@ -26,7 +26,7 @@ H100 = ((9, 0), "NVIDIA H100", False)
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A time limit that a test can wait for."""
-    monkeypatch.setattr(device, "probe_quietly", lambda look: quiet.probe_quietly(look, seconds=0.1))
+    monkeypatch.setattr(detection, "probe_quietly", lambda look: quiet.probe_quietly(look, seconds=0.1))
 
 
 def findings_of(platform: str) -> tuple[str, ...]:

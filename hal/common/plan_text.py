@@ -1,13 +1,14 @@
-"""A plan in words."""
+"""A plan in words, part by part."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from hal.config.runs import format_ids
 
-if TYPE_CHECKING:
-    from .plan import Plan
+from .buffer import Buffer
+from .cache_groups import CacheGroup
+from .selection import Selection
 
 
 def format_bytes(count: float) -> str:
@@ -21,22 +22,28 @@ def format_bytes(count: float) -> str:
     return f"{count / 1024:.1f} TiB"
 
 
-def explain_plan(plan: Plan) -> str:
-    """Backends with their layers, caches by group, buffers by name."""
-    ranks = f" on each of {plan.parallel.dcp} ranks" if plan.parallel.dcp > 1 else ""
-    lines = [f"{plan.shape.model_type} on {plan.device.target} in {plan.dtype}, pages of {plan.block_size} tokens{ranks}"]
+def describe_layers(selections: Sequence[Selection | None]) -> list[str]:
+    """A line for each backend, with the layers that it serves."""
     served: dict[str, list[int]] = {}
-    for layer_id, selection in enumerate(plan.selections):
+    for layer_id, selection in enumerate(selections):
         served.setdefault(selection.backend if selection else "no attention of hal's", []).append(layer_id)
-    lines += [f"  layer{'s' if len(ids) > 1 else ''} {format_ids(ids)}: {name}" for name, ids in served.items()]
-    for group in plan.groups:
+    return [f"  layer{'s' if len(ids) > 1 else ''} {format_ids(ids)}: {name}" for name, ids in served.items()]
+
+
+def describe_caches(groups: Sequence[CacheGroup]) -> list[str]:
+    """A line for each cache group."""
+    lines = []
+    for group in groups:
         window = f", window {group.window}" if group.window is not None else ""
         tokens = "token" if group.tokens_per_row == 1 else f"{group.tokens_per_row} tokens"
         lines.append(
             f"  cache group {group.group_id} ({group.part}): {len(group.layer_ids)} layers of {group.layout.name}, "
             f"{group.layout.bytes_per_token} bytes per {tokens} and layer{window}"
         )
-    lines.append(f"  {format_bytes(plan.bytes_per_token)} per token, {format_bytes(plan.page_bytes)} per page")
-    lines.append(f"  {format_bytes(plan.workspace_bytes)} of workspace:")
-    lines += [f"    {each.name}: {list(each.shape)} {each.dtype}, {format_bytes(each.nbytes)}" for each in plan.buffers]
-    return "\n".join(lines)
+    return lines
+
+
+def describe_buffers(buffers: Sequence[Buffer], workspace_bytes: int) -> list[str]:
+    """A line for all buffers together, and one for each."""
+    lines = [f"    {each.name}: {list(each.shape)} {each.dtype}, {format_bytes(each.nbytes)}" for each in buffers]
+    return [f"  {format_bytes(workspace_bytes)} of workspace:", *lines]
