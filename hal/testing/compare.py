@@ -21,12 +21,15 @@ def expect(holds: bool, message: str) -> None:
         raise ConformanceError(message)
 
 
-def expect_close(actual: torch.Tensor, expected: torch.Tensor, dtype: object, what: str) -> None:
-    """Nothing, or ConformanceError naming the worst element; infinities must match and NaN is never right."""
+def expect_close(actual: torch.Tensor, expected: torch.Tensor, dtype: object, what: str, roundings: int = 1) -> None:
+    """Nothing, or ConformanceError naming the worst element; infinities must match and NaN is never right.
+
+    roundings: how often a value is rounded to the dtype one after the other, as results that were merged from results are.
+    """
     actual, expected = actual.detach().cpu().double(), expected.detach().cpu().double()
     expect(actual.shape == expected.shape, f"{what} has shape {list(actual.shape)}; expected {list(expected.shape)}")
     limits = tolerance(dtype)
-    allowed = limits.absolute + limits.relative * expected.abs()
+    allowed = roundings * (limits.absolute + limits.relative * expected.abs())
     is_right = (actual == expected) | ((actual - expected).abs() <= allowed) & expected.isfinite()
     if bool(is_right.all()):
         return
@@ -63,11 +66,6 @@ def expect_wide(actual: torch.Tensor, dtype: object, what: str) -> None:
         actual.dtype in (torch.float32, *([torch.float64] if _name(dtype) == "float64" else [])),
         f"{what} is {actual.dtype}; expected torch.float32",
     )
-
-
-def wide_dtype(dtype: object) -> str:
-    """The dtype whose tolerance holds for fp32 results of inputs of a dtype."""
-    return "float32" if _name(dtype) == "float64" else _name(dtype)
 
 
 def _name(dtype: object) -> str:

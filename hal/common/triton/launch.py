@@ -11,6 +11,8 @@ from typing import Any
 
 from hal.common.errors import BackendError
 
+from .interpreter import repair_interpreter
+
 _MAX_INT32 = 2**31 - 1
 _POINTERS = {
     "bfloat16": "*bf16",
@@ -135,7 +137,9 @@ def load_kernel(path: str) -> Any:
 
 
 def _check_place(kernel: Any, device: Any, path: str) -> None:
-    if device.type == "cpu" and not type(kernel).__name__.startswith("Interpreted"):
+    if type(kernel).__name__.startswith("Interpreted"):
+        repair_interpreter()
+    elif device.type == "cpu":
         raise BackendError(
             f"the kernel {path} is compiled for GPUs and its tensors are on the CPU; set TRITON_INTERPRET=1 before the first "
             "call to interpret it there"

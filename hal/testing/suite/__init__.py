@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator
 
 from hal.common.backend import Backend, required_calls
 from hal.common.capabilities import Capabilities
 from hal.common.errors import BackendError
+from hal.common.triton.interpreter import repair_interpreter
 from hal.testing.case import FULL, Case, Profile, Sizes, fit_sizes
 
 from . import (
@@ -58,6 +60,8 @@ def conformance_cases(
     declared = backend.capabilities
     if declared is None:
         raise BackendError(f"{backend.name}: its calls are not written yet, so there is nothing to hold it to")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        repair_interpreter()
     needed = set(required_calls(declared)) if calls is None else set(required_calls(declared)) & set(calls)
     sizes = fit_sizes(declared, profile)
     cases = tuple(case for generate in _GENERATORS for case in generate(declared, sizes) if case.call in needed)

@@ -84,4 +84,4 @@ def test_steps_match_the_cpu(cell: Cell, kind: str, monkeypatch: pytest.MonkeyPa
         plan, found = run(shape, cell.device)
     assert plan.selections[0].backend == cell.backend
     for result, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(result, wanted, atol=4e-2, rtol=2e-2)
+        torch.testing.assert_close(result, wanted, atol=1e-2, rtol=1e-2)

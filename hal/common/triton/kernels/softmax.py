@@ -1,20 +1,12 @@
 """What every attention kernel shares: products of tiles, masked loads, one step of a running softmax."""
 
-import os
-
 import triton
 import triton.language as tl
-
-# The interpreter multiplies the bit patterns of bfloat16 tiles, so products are widened there and nowhere else.
-IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 
 
 @triton.jit
 def multiply(a, b, total):
     """total + a @ b in fp32; fp32 operands are not rounded to a shorter type first."""
-    if IS_INTERPRETED:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
     return tl.dot(a, b, total, input_precision="ieee")
 
 
