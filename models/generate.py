@@ -93,16 +93,16 @@ def _check_room(model: Model, sequence: Running) -> None:
         raise GenerationError(
             f"{asked} reaches {sequence.max_length - 1} tokens in the cache; max_model_len is {limits.max_model_len}"
         )
-    needed = sequence.pages_needed(model.plan.block_size)
+    needed = sequence.pages_needed(model.plan.tokens_per_page)
     if needed > pages.num_pages:
         raise CapacityError(
-            f"{asked} needs {needed} pages of {model.plan.block_size} tokens, the pool has {pages.num_pages}; "
+            f"{asked} needs {needed} pages of {model.plan.tokens_per_page} tokens, the pool has {pages.num_pages}; "
             f"open it with {needed} pages or more"
         )
 
 
 def _admit(model: Model, waiting: deque[Running], running: list[Running]) -> None:
-    pages, block_size = model.attention.pages, model.plan.block_size
+    pages, block_size = model.attention.pages, model.plan.tokens_per_page
     while waiting and len(running) < model.plan.limits.max_num_seqs:
         needed = waiting[0].pages_needed(block_size)
         if needed > pages.num_free:

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hal.common.detection import detect
 from hal.common.device import Device
-from hal.common.errors import InputError, NotBuiltError
+from hal.common.errors import InputError
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
 from hal.common.plan import Plan
@@ -29,6 +29,8 @@ from .loader import load_weights
 from .model import Model
 from .placing import device_of
 from .probe import bind_modules, up_projections
+from .ranks import Ranks, connect, failing_together, join_ranks, rank_shape, shrink
+from .sharding import plan_sharding
 from .support import check_rope, check_supported, find_decoder, read_module
 from .text import read_stops, read_tokenizer
 from .undo import undone_on_error
@@ -45,6 +47,7 @@ def load(
     dtype: object = None,
     backend: str | None = None,
     parallel: Parallel | None = None,
+    group: Any = None,
     limits: Limits | None = None,
     strict: bool = True,
     progress: bool = True,
@@ -55,12 +58,18 @@ def load(
     at random and unexpected ones be left out; anything ambiguous, colliding or of a wrong shape is refused all the same.
     CheckpointError, UnsupportedModelError, ConfigError or NoBackend say what is wrong before a weight is read; only what the
     model's own code shows when it runs comes after.
+
+    group: the torch.distributed group that runs the model together, each rank with its part of the weights and a pool of its
+    own; all ranks make the same calls. parallel: this rank's place in it, by default one of as many tensor-parallel ranks as
+    the group has. Logits come out whole on every rank. InputError where sizes do not divide, with the numbers that would.
     """
+    ranks = join_ranks(parallel, group)
     folder = Path(path)
     config, shape = read_model(folder)
     empty = build_module(config)
     check_supported(empty, shape)
-    serving = _plan(shape, _find_device(device), dtype, backend, parallel, limits)
+    sharding = plan_sharding(empty, shape, ranks.parallel)
+    serving = _plan(shape, _find_device(device), dtype, backend, ranks.parallel, limits)
     check_rope(empty, serving.limits)
     index = read_index(folder)
     report = plan_tensors(index, empty, shape)
@@ -68,11 +77,16 @@ def load(
     tokenizer, generation_config = read_tokenizer(folder), _read_generation_config(folder)
     torch_dtype = getattr(torch, serving.dtype)
     module = build_module(config, torch_dtype)
+    shrink(module, sharding)
     where = torch.device(serving.device.torch_device or "cpu")
-    notes = load_weights(module, index, report, device=where, dtype=torch_dtype, progress=progress)
+    with failing_together(ranks.everyone):
+        notes = load_weights(
+            module, index, report, device=where, dtype=torch_dtype, slices=sharding.slices, progress=progress and ranks.is_first
+        )
     report = replace(report, warnings=report.warnings + notes)
     module.generation_config = generation_config or module.generation_config
-    return _start(module, serving, None, report=report, tokenizer=tokenizer)
+    connect(module, sharding, ranks.tensor)
+    return _start(module, serving, None, ranks=ranks, report=report, tokenizer=tokenizer)
 
 
 def attach(
@@ -103,13 +117,8 @@ def _plan(
     parallel: Parallel | None,
     limits: Limits | None,
 ) -> Plan:
-    if parallel is not None and (parallel.tp > 1 or parallel.dcp > 1):
-        raise NotBuiltError(
-            f"hal.models serves one rank so far; parallel asks for tp={parallel.tp}, dcp={parallel.dcp}. "
-            "hal.plan() can already size it"
-        )
     chosen = model_dtype_name(dtype if dtype is not None else shape.dtype or "float32")
-    return plan(shape, device, limits=limits, dtype=chosen, backend=backend)
+    return plan(shape, device, limits=limits, parallel=parallel, dtype=chosen, backend=backend)
 
 
 def _find_device(device: Device | str | None) -> Device:
@@ -135,9 +144,12 @@ def _start(
     serving: Plan,
     num_blocks: int | None,
     *,
+    ranks: Ranks | None = None,
     report: CheckpointPlan | None = None,
     tokenizer: Any = None,
 ) -> Model:
+    ranks = Ranks(parallel=Parallel()) if ranks is None else ranks
+    shape = rank_shape(serving.shape, ranks.parallel)
     if any(BINDING in child.__dict__ for child in module.modules()):
         raise UnsupportedModelError(f"this {type(module).__name__} already runs on hal attention")
     register()
@@ -145,9 +157,10 @@ def _start(
     with undone_on_error(module):
         module.eval()
         find_decoder(module).set_attn_implementation(NAME)
-        modules = bind_modules(module, serving.shape, step, serving.limits.max_model_len)
-        attention = serving.open(_pool_size(serving) if num_blocks is None else num_blocks)
-        for layer_id, (w_uk, w_uv) in up_projections(modules, serving.shape).items():
+        modules = bind_modules(module, shape, step, serving.limits.max_model_len)
+        blocks = ranks.smallest(_pool_size(serving), module.device) if num_blocks is None else num_blocks
+        attention = serving.open(blocks, ranks.context)
+        for layer_id, (w_uk, w_uv) in up_projections(modules, shape).items():
             attention.bind_weights(layer_id, w_uk, w_uv)
     return Model(module, serving, attention, step, report=report, tokenizer=tokenizer)
 
@@ -157,7 +170,7 @@ def _pool_size(serving: Plan) -> int:
     memory = serving.device.memory_bytes
     if memory is None or not serving.page_bytes:
         return wanted
-    one_request = -(-serving.limits.max_model_len // serving.block_size)
+    one_request = -(-serving.limits.max_model_len // serving.tokens_per_page)
     return min(wanted, max(one_request, memory // SHARE_OF_MEMORY // serving.page_bytes))
 
 

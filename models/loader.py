@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +21,10 @@ from transformers.modeling_utils import LoadStateDictConfig
 from .checkpoint_index import CheckpointIndex
 from .checkpoint_plan import quiet_transformers
 from .errors import CheckpointError
-from .keys import conversions
+from .keys import KeyResolver, conversions
+from .merging import SlicedTensor, source_parts
+from .ranks import set_data
+from .slices import Slices
 from .verdict import CheckpointPlan
 
 SMALLEST_PORTION = 16 * 2**20
@@ -34,13 +39,17 @@ def load_weights(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    slices: Slices | None = None,
     progress: bool = True,
 ) -> tuple[str, ...]:
     """Fill a meta module from the files that `plan` accounts for; returns what the user should know about tied weights.
 
-    Tensors are read slice by slice straight to `device` and `dtype`. CheckpointError, with the module left unfinished,
-    if transformers' loader finds anything that the plan did not.
+    Tensors are read slice by slice straight to `device` and `dtype`; of parameters that `slices` divides, whose shapes in the
+    module are this rank's, no more than its part where they are copied or stacked as they are, and the whole, one at a time,
+    where they are converted. CheckpointError, with the module left unfinished, if transformers' loader finds anything that
+    the plan did not.
     """
+    slices = Slices() if slices is None else slices
     config = LoadStateDictConfig(
         pretrained_model_name_or_path=str(index.folder),
         device_map={"": device},
@@ -48,11 +57,18 @@ def load_weights(
         dtype_plan=module._get_dtype_plan(dtype),
         weight_mapping=conversions(module),
     )
+    targets: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for target, keys in plan.assigned.items():
+        targets[keys].append(target)
+    resolver = KeyResolver(module=module)
+    source = _Source(module=module, index=index, plan=plan, slices=slices, resolver=resolver, targets=targets)
     with quiet_transformers():
-        info = _load_in_portions(module, index, plan, config, progress)
+        info = _load_in_portions(source, config, progress)
         _check_against_plan(info, plan)
         module._finalize_model_loading(module, config, info)
     _check_nothing_left(module)
+    for name in slices.zeroed:
+        module.get_parameter(name).data.zero_()
     return _note_untied(module, plan)
 
 
@@ -80,34 +96,66 @@ def _give_back_freed_memory() -> None:
         trim(0)
 
 
-def _load_in_portions(
-    module: PreTrainedModel, index: CheckpointIndex, plan: CheckpointPlan, config: LoadStateDictConfig, progress: bool
-) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """What is filled, from where, and which part of it is this rank's."""
+
+    module: PreTrainedModel
+    index: CheckpointIndex
+    plan: CheckpointPlan
+    slices: Slices
+    resolver: KeyResolver
+    targets: Mapping[tuple[str, ...], list[str]]
+
+
+def _load_in_portions(source: _Source, config: LoadStateDictConfig, progress: bool) -> Any:
+    index, plan = source.index, source.plan
     merged: Any = None
     with _progress_bar(progress) as bar:
         task = bar.add_task("Loading weights", total=sum(_bytes(index, keys) for keys in set(plan.assigned.values())))
         for groups in _split(index, plan):
-            info = _load_portion(module, index, plan, config, groups)
+            info = _load_portion(source, config, groups)
             _give_back_freed_memory()
             merged = info if merged is None else _merge(merged, info)
             bar.advance(task, sum(_bytes(index, keys) for keys in groups))
     return merged
 
 
-def _load_portion(
-    module: PreTrainedModel,
-    index: CheckpointIndex,
-    plan: CheckpointPlan,
-    config: LoadStateDictConfig,
-    groups: Sequence[tuple[str, ...]],
-) -> Any:
+def _load_portion(source: _Source, config: LoadStateDictConfig, groups: Sequence[tuple[str, ...]]) -> Any:
+    index, plan = source.index, source.plan
     has_merges = any(len(keys) > 1 for keys in groups)
     # A file's pages stay with the process for as long as it is open, so each portion opens its own.
     with ExitStack() as files, _reading_in_turn() if has_merges else nullcontext():
         paths = dict.fromkeys(index.tensors[key].file for keys in groups for key in keys)
         handles = {path: files.enter_context(safe_open(path, framework="pt")) for path in paths}
         slices = {plan.renamed.get(key, key): handles[index.tensors[key].file].get_slice(key) for keys in groups for key in keys}
-        return convert_and_load_state_dict_in_model(module, slices, config)[0]
+        with _whole_where_converted(source, slices, groups):
+            return convert_and_load_state_dict_in_model(source.module, slices, config)[0]
+
+
+@contextmanager
+def _whole_where_converted(source: _Source, slices: dict[str, Any], groups: Sequence[tuple[str, ...]]) -> Iterator[None]:
+    """Within the block, slices of divided parameters give this rank's part; those that must be converted first give it all,
+    and their parameters are whole until the block ends."""
+    module, parts = source.module, source.slices.parts
+    converted: list[str] = []
+    for keys in groups:
+        targets = source.targets[keys]
+        divided = [target for target in targets if target in parts]
+        stored = {source.plan.renamed.get(key, key): source.index.tensors[key].shape for key in keys}
+        found = source_parts(source.resolver, stored, parts[divided[0]]) if divided and len(targets) == 1 else None
+        if found is None:
+            converted += divided
+            continue
+        for name, part in found.items():
+            slices[name] = SlicedTensor(slices[name], part, stored[name])
+    for target in converted:
+        shape = parts[target].whole_shape(module.get_parameter(target).shape)
+        set_data(module, target, torch.empty(shape, device="meta"))
+    yield
+    for target in converted:
+        whole = module.get_parameter(target).data
+        set_data(module, target, parts[target].take(whole, whole.shape).clone())
 
 
 def _split(index: CheckpointIndex, plan: CheckpointPlan) -> list[list[tuple[str, ...]]]:

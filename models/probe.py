@@ -19,6 +19,7 @@ from .far import check_positions, draw_far_samples
 from .indexer import tap_indexer
 from .interface import BINDING, AttentionCall, Binding
 from .latent import patch_expand, split_up_projection
+from .ranks import shared
 from .support import find_decoder
 from .tokenwise import ProbeRun, Sample, check_tokenwise, draw_samples, name_rows, run_sample
 
@@ -84,14 +85,14 @@ def bind_modules(
     for child in candidates:
         child.__dict__.pop(BINDING, None)
     for layer_id, child in in_order.modules.items():
-        setattr(child, BINDING, _bind(shape.layer(layer_id), step))
+        setattr(child, BINDING, shared(child, _bind(shape.layer(layer_id), step)))
     return in_order.modules
 
 
 def _run(module: PreTrainedModel, shape: ModelShape, step: Step, candidates: Sequence[Any], sample: Sample) -> ProbeRun:
     run = ProbeRun()
     for child in candidates:
-        setattr(child, BINDING, ProbeBinding(shape.layer(child.layer_idx), step, run))
+        setattr(child, BINDING, shared(child, ProbeBinding(shape.layer(child.layer_idx), step, run)))
     run.logits = run_sample(module, shape, sample)
     silent = [layer.layer_id for layer in shape.layers if layer.layer_id not in run.modules]
     if silent:
