@@ -131,9 +131,11 @@ class Attention:
 
     @property
     def lost_pages(self) -> int:
-        """Ids inside requests of device block tables, so far, that were no page of the pool: nobody sees a key there.
+        """Ids in live columns of device block tables, so far, that were no page of the pool.
 
-        As for lost_tokens.
+        A request that has one sees no key in that step, in any layer and on any backend: its rows are 0, whatever the page
+        that a kernel would read instead holds. What it has a place for is written. Live are the columns that its new tokens
+        may see: not those behind every window or before every chunk of the layers that read the table. As for lost_tokens.
         """
         return self._builder.lost_pages
 

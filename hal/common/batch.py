@@ -24,8 +24,9 @@ class Batch:
     """One step of an engine: host lengths [requests] and block tables int32 [requests, pages], one or one per cache group.
 
     seq_lens include the new tokens. One table serves all groups where page ids mean the same page in each; it has to be one
-    per group where each has a pool of its own. A table column past a request's last page is never read, nor is one wholly
-    behind the window of every new token in a window group's table, where -1 may stand. Over DCP ranks a column is one page on
+    per group where each has a pool of its own. A table column past a request's last page is never read, nor is one that none
+    of its new tokens sees in any layer that reads the table, wholly behind their windows or before their chunks, where -1 may
+    stand; every other has to name a page. Over DCP ranks a column is one page on
     each of them, plan.tokens_per_page tokens, and every rank is given the whole requests. Any order of requests is right;
     with decodes first nothing has to be moved. BatchError for lengths that contradict each other.
 
@@ -102,7 +103,9 @@ class Batch:
         query_lens says otherwise.
         What the host knows: num_tokens (padded ones included), upper bounds of the lengths, num_decodes; query_lens and
         seq_lens_upper, exact for prefills, let the index scores be cut finely and MLA prefills be decompressed.
-        The CPU may read the tables where they lie until the next build(). BatchError for wrong shapes, types or counts.
+        The CPU may read the tables where they lie until the next build(). BatchError for wrong shapes, types or counts. What
+        is wrong in the values is made harmless and counted (Attention.lost_tokens, .lost_pages): a request that misses a page
+        in a column that its new tokens see, or whose length cannot be, sees no key in the step.
         """
         from .device_batch import make_device_batch
 

@@ -22,8 +22,10 @@ class PagedBatch:
 
     query_start_loc: int32 [requests + 1], from 0; query rows past its last entry belong to no request and see no key.
     seq_lens: int32 [requests], new tokens included: a request's last query is its last position. block_table: int32
-    [requests, pages]; -1 stands for a page that no query reads any more, and hal's own kernels see no key on any id outside
-    the cache. max_query_len and max_seq_len are upper bounds. The first num_decodes requests are short queries.
+    [requests, pages]; -1 stands for a page that no query reads any more. Where queries do see keys of an id outside the cache,
+    the portable kernels and the CPU's leave out those keys; a vendor's cannot, so they refuse the call, or show the request no
+    key where the host cannot see the table. In the builder's batches no such request has a length. max_query_len and
+    max_seq_len are upper bounds. The first num_decodes requests are short queries.
     key_starts, key_stops: int32 [tokens], the keys key_starts <= key < key_stops that each query may see in place of any
     causality, window or chunk (a missing start is 0); honoured by backends that declare key_ranges. Over DCP ranks they and
     seq_lens count in this rank's share, and a request's queries need not be among its last keys.

@@ -12,7 +12,7 @@ from .batch import Batch
 from .building.assemble import Assembler
 from .building.block_ids import make_rules
 from .building.chunks import Scoring, plan_scores, spread_scores
-from .building.device_findings import find_mistake, find_shared_write, find_wrong_hint
+from .building.device_findings import find_mistake, find_shared_write, find_wrong_hint, hide_requests
 from .building.fill import HostStep, arrange, fill_from_host, see_device_batch
 from .building.fill_device import fill_from_device
 from .building.fill_rows import RowRule, fill_rows, row_rules
@@ -58,8 +58,8 @@ class MetadataBuilder:
         self._assembler = Assembler(self._staging, self._row_rules, self._num_groups, self._shards)
         self._device_type = torch.device(torch_device).type
         self._is_on_host = self._device_type == "cpu"
-        # A table that is read in place is left as it is: no page behind a window can be made -1 there.
-        self._reads_in_place = self._is_on_host and all(rule.window is None for rule in self.rules.groups)
+        # A table that is read in place is left as it is: no page before its live columns can be made -1 there.
+        self._reads_in_place = self._is_on_host and not any(rule.reach for rule in self.rules.groups)
         self._lost_tokens = torch.zeros((), dtype=torch.int64, device=torch_device)
         self._lost_pages = torch.zeros((), dtype=torch.int64, device=torch_device)
 
@@ -70,7 +70,10 @@ class MetadataBuilder:
 
     @property
     def lost_pages(self) -> int:
-        """Ids in live columns of device tables, so far, that were none of the pool's; reading it waits for the device."""
+        """Ids in live columns of device tables, so far, that were none of the pool's; reading it waits for the device.
+
+        The step's metadata has no key for a request with such an id, so that no kernel has to know of it.
+        """
         return int(self._lost_pages)
 
     def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
@@ -160,7 +163,9 @@ class MetadataBuilder:
             lost = fill_from_device(batch, self._staging.device, plan.block_size, self.rules, first, decode_tokens, plan.parallel)
             fill_rows(self._row_rules, self._staging.device, plan.block_size, True, *counts)
             self._lost_tokens += lost.tokens
-            self._lost_pages += lost.pages
+            self._lost_pages += lost.pages.sum()
+            # A group that keeps fewer rows than tokens has found its slots by the whole lengths before.
+            hide_requests(self._staging.device, lost.pages > 0, num_tokens)
         if self._shards is not None:
             self._shards.fill(metadata)
         return metadata
@@ -181,7 +186,7 @@ class MetadataBuilder:
     def _can_read_in_place(self, batch: DeviceBatch) -> bool:
         """Whether the batch's tables can stand in for the builder's own: on the CPU, where copying them would be most of a step.
 
-        They must be laid out alike, since compiled launches tell layouts apart, and have no page to leave out behind a window.
+        They must be laid out alike, since compiled launches tell layouts apart, and have no page to leave out.
         """
         if not self._reads_in_place:
             return False
@@ -221,7 +226,7 @@ class MetadataBuilder:
             is_ordered,
             chunks=self._score_chunks(query_lens, [max(at_least, length) for length in seq_lens] if at_least else seq_lens),
             runs=self._phase_runs(name, query_lens, seq_lens),
-            may_miss_pages=False,
+            may_hide_requests=False,
         )
 
     def _device_phase(self, name: str, batch: DeviceBatch, requests: slice, tokens: slice, is_sound: bool) -> Phase | None:
@@ -235,7 +240,9 @@ class MetadataBuilder:
             queries, lengths = batch.query_lens[requests], batch.seq_lens_upper[requests]
             chunks, runs = self._score_chunks(queries, lengths), self._phase_runs(name, queries, lengths)
         longest = (batch.max_query_len, batch.max_seq_len)
-        return self._assembler.phase(name, requests, tokens, longest, True, chunks=chunks, runs=runs, may_miss_pages=not is_sound)
+        return self._assembler.phase(
+            name, requests, tokens, longest, True, chunks=chunks, runs=runs, may_hide_requests=not is_sound
+        )
 
     def _score_chunks(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> dict[Scoring, tuple[IndexerChunk, ...]]:
         most = self._max_scores

@@ -9,7 +9,6 @@ import torch
 
 from hal.config import LayerShape
 
-from .building.device_findings import drop_missing_rows
 from .dcp.group import DCPGroup
 from .dcp.key_rules import key_rule
 from .kernels import KVCache, PagedBatch, Segment
@@ -98,8 +97,7 @@ class _Call:
 
     def attend_run(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         is_masked = self.choice is not None and (run.max_seq_len > _topk(self.layer) or self.choice.is_explicit)
-        # A choice names keys by their place in the context, which moves where keys on missing pages are left out.
-        if run.form == "absorbed" or (is_masked and (not self.can_mask or phase.may_miss_pages)):
+        if run.form == "absorbed" or (is_masked and not self.can_mask):
             table = phase.batches[self.group]
             batch = PagedBatch(
                 run.q_start_loc,
@@ -107,10 +105,14 @@ class _Call:
                 table.block_table[run.requests],
                 run.max_query_len,
                 run.max_seq_len,
+                memo={},
             )
             self.attend_absorbed(phase, run.tokens, batch, inputs, out)
         else:
             self._attend_decompressed(phase, run, inputs, out, is_masked)
+            if phase.may_hide_requests:
+                # New tokens are keys of this form whatever the device knows of their request.
+                out[run.tokens].masked_fill_((phase.key_bounds[run.tokens] == 0)[:, None, None], 0)
 
     def attend_absorbed(
         self, phase: Phase, tokens: slice, batch: PagedBatch, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
@@ -203,7 +205,7 @@ class _Call:
             first_key=run.context_lens if selected is not None else None,
         )
         for chunk in run.context:
-            rows, k_start_loc = self._find_context(phase, run, chunk)
+            rows = self._find_context(phase, run, chunk)
             latent, k_rope = self.kernels("gather_cache")(self.cache, rows)
             keys, values = _expand(latent, k_rope, weights)
             tokens = chunk.tokens
@@ -212,7 +214,7 @@ class _Call:
                 keys,
                 values,
                 chunk.q_start_loc,
-                k_start_loc,
+                chunk.k_start_loc,
                 chunk.max_query_len,
                 chunk.num_keys,
                 softmax_scale=scale,
@@ -227,19 +229,16 @@ class _Call:
         attended: torch.Tensor = result
         return attended
 
-    def _find_context(self, phase: Phase, run: MLARun, chunk: ContextChunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """The cache rows of one of a run's chunks, and where each request's begin; found once for all layers of a group."""
+    def _find_context(self, phase: Phase, run: MLARun, chunk: ContextChunk) -> torch.Tensor:
+        """The cache rows of one of a run's chunks; found once for all layers of a group."""
         batch = phase.batches[self.group]
         key = ("context", run.requests.start, chunk.pieces, self.cache.page_stride)
-        known = None if batch.memo is None else batch.memo.get(key)
-        if isinstance(known, tuple):
-            return known
-        rows, k_start_loc = _context_rows(batch, run, chunk, self.cache), chunk.k_start_loc
-        if phase.may_miss_pages:
-            rows, k_start_loc = drop_missing_rows(rows, k_start_loc)
-        if batch.memo is not None:
-            batch.memo[key] = (rows, k_start_loc)
-        return rows, k_start_loc
+        rows = None if batch.memo is None else batch.memo.get(key)
+        if not isinstance(rows, torch.Tensor):
+            rows = _context_rows(batch, run, chunk, self.cache)
+            if batch.memo is not None:
+                batch.memo[key] = rows
+        return rows
 
 
 def _context_rows(batch: PagedBatch, run: MLARun, chunk: ContextChunk, cache: KVCache) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .building.block_ids import TableRule, first_column, make_rules
+from .building.block_ids import TableRule, make_rules
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class RequestPages:
         return [max(0, columns - end) for end in self._ends]
 
     def _first_seen(self, rule: TableRule, length: int) -> int:
-        return first_column(length, rule.window, self._page_tokens)
+        return rule.first_column(length, self._page_tokens)
 
 
 def _check_length(length: object) -> None:

@@ -83,8 +83,8 @@ class Phase:
 
     name: "decode" or "prefill". batches: one PagedBatch per cache group, which counts in rows where tokens share them.
     req_id: int32 [tokens], within the phase. key_bounds: int32 [tokens], how many tokens each token may see. chunks: what an
-    indexer scores together. runs: by kind, for MLA layers. may_miss_pages: block tables came from the device unseen, so that an
-    id inside a request may be negative, which is no key. shards: over DCP ranks, the batches as this rank's pages answer them,
+    indexer scores together. runs: by kind, for MLA layers. may_hide_requests: the batch came from the device unseen, so that
+    requests which the runs are about may see no key. shards: over DCP ranks, the batches as this rank's pages answer them,
     by rule; there seq_lens are its share's.
     """
 
@@ -98,7 +98,7 @@ class Phase:
     chunks: Mapping[Scoring, tuple[IndexerChunk, ...]]
     runs: Mapping[MLAKind, tuple[MLARun, ...]]
     shards: Mapping[KeyRule, tuple[PagedBatch, ...]]
-    may_miss_pages: bool = False
+    may_hide_requests: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,7 @@ class StepMetadata:
     In the engine's order: query_start_loc int32 [requests + 1], seq_lens int32 [requests], positions int64 [tokens],
     req_id_per_token int32 [tokens], groups. In execution order, decodes first: decode and prefill. token_order: int64
     [tokens], the engine's index of each executed token, None where the orders agree. owner: the builder it came from.
+    A request of a device batch that misses a page or whose length cannot be has a length of 0: it sees no key.
     Over DCP ranks all of this is about whole requests; local_seq_lens int32 [requests] is how much of each this rank stores.
     """
 

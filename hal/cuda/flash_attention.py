@@ -56,6 +56,7 @@ class FlashAttention(VendorBackend, CUDATriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import check_paged, empty_results, settle_results, visible_lengths
 
         from .flash_attention_calls import build_call, returned_lse
@@ -68,6 +69,7 @@ class FlashAttention(VendorBackend, CUDATriton):
             return empty_results(q, width, need_lse, out)
         kernel = self.choose_kernel("paged_attention", "mla" if cache.layout.name == "latent" else "attention")
         self.check_page(kernel, cache)
+        batch = require_pages(batch, cache, window)
         inputs = page_inputs(q, cache, batch, softmax_scale, window, softcap, causal, need_lse, out)
         result, lse = returned_lse(self.resolver.call(build_call(kernel, inputs)), is_gather=False)
         lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=causal)

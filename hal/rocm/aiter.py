@@ -50,6 +50,7 @@ class Aiter(VendorBackend, ROCmTriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
             check_paged,
             empty_results,
@@ -71,6 +72,7 @@ class Aiter(VendorBackend, ROCmTriton):
             return empty_results(q, width, False, out)
         kernel = self.choose_kernel("paged_attention", "attention")
         self.check_page(kernel, cache)
+        batch = require_pages(batch, cache, window)
         k, v = split_pages(cache)
         result = q.new_empty(*q.shape[:2], width) if out is None else out
         call = build_unified_call(

@@ -52,6 +52,7 @@ class XPUKernels(VendorBackend, XPUTriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
             check_paged,
             empty_results,
@@ -74,6 +75,7 @@ class XPUKernels(VendorBackend, XPUTriton):
         is_latent = cache.layout.name == "latent"
         kernel = self.choose_kernel("paged_attention", "mla" if is_latent else "attention")
         self.check_page(kernel, cache)
+        batch = require_pages(batch, cache, window)
         if is_latent:
             k = cache.storage[:, : cache.block_size].unsqueeze(2)
             v = k[..., :width]

@@ -1,4 +1,4 @@
-"""What only the device can see: keys on pages that are not there are nobody's, tokens without a place are written nowhere."""
+"""What only the device can see: who misses a page sees no key in that step, tokens without a place are written nowhere."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 
 import hal
 
+from . import oracle
+from .compressed_run import layer_inputs, layers
 from .engine import Engine, snapshot, unchanged
 from .gqa_run import run_step
 from .mla_run import bind
@@ -26,8 +28,9 @@ STEPS = {
     "mixed": [(0, 1), (1, 7), (2, 3)],
 }
 SHAPES = {
-    "gqa": model(gqa(0), gqa(1, window=6), gqa(2, chunk=8), gqa(3, softcap=1.5)),
+    "gqa": model(gqa(0), gqa(1, window=6), gqa(2, chunk=8), gqa(3, softcap=1.5, sink=True), gqa(4, causal=False)),
     "window": model(gqa(0, window=6), gqa(1, window=9)),
+    "chunk": model(gqa(0, chunk=8), gqa(1, chunk=12)),
     "mla": model(mla(0)),
     "sparse": model(sparse(0, topk=4), sparse(1, topk=4, owns=False)),
 }
@@ -38,13 +41,20 @@ def lose(engine: Engine, step: list[tuple[int, int]], lost: dict[int, list[int]]
 
     def to_batch(batch: hal.Batch) -> Any:
         table = batch.block_tables[0].copy()
-        for row, (name, _) in enumerate(step):
-            columns = lost.get(name, [])
+        for row, (name, new) in enumerate(step):
+            columns, running = lost.get(name, []), engine.requests[name]
             table[row, columns] = block
-            engine.requests[name].missing = frozenset(p for c in columns for p in range(c * PAGE, (c + 1) * PAGE))
+            is_hidden = any(column in live_columns(engine, running.length - new, running.length) for column in columns)
+            running.missing = frozenset(range(running.length if is_hidden else 0))
         return on_device(batch, table)
 
     return to_batch
+
+
+def live_columns(engine: Engine, begin: int, end: int) -> set[int]:
+    """The columns that new tokens at begin..end may see in any layer, position by position."""
+    queries = [(layer, position) for layer in engine.shape.layers for position in range(begin, end)]
+    return {key // PAGE for layer, position in queries for key in oracle.seen(layer, position, end)}
 
 
 def on_device(batch: hal.Batch, table: np.ndarray, **changes: Any) -> Any:
@@ -79,16 +89,24 @@ def make_engine(kind: str) -> tuple[Engine, Callable[..., Any]]:
 @pytest.mark.parametrize("block", NOTHING)
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("kind", SHAPES)
-def test_nobody_sees_keys_on_a_page_that_is_not_there(kind: str, name: str, block: int) -> None:
-    """Columns of the past only, so that every new token has a place."""
+def test_a_request_that_misses_a_page_sees_no_key_and_the_others_see_theirs(kind: str, name: str, block: int) -> None:
+    """Columns of the past only, so that every new token has a place; one behind a window or before a chunk is not missed."""
     engine, run = make_engine(kind)
     step = STEPS[name]
     lost = {0: [0, 3], 1: [2], 2: [0]}
     before = engine.attention.pages.num_free
-    run(engine, step, to_batch=lose(engine, step, lost, block))
+    live = 0
+
+    def to_batch(batch: hal.Batch) -> Any:
+        nonlocal live
+        for request, new in step:
+            length = engine.requests[request].length
+            live += len(live_columns(engine, length - new, length) & set(lost[request]))
+        return lose(engine, step, lost, block)(batch)
+
+    run(engine, step, to_batch=to_batch)
     assert engine.attention.lost_tokens == 0
-    if kind != "window":
-        assert engine.attention.lost_pages == sum(len(lost[name]) for name, _ in step)
+    assert engine.attention.lost_pages == live
     assert engine.attention.pages.num_free <= before
 
 
@@ -99,8 +117,40 @@ def test_a_request_may_lose_every_page_of_its_past(kind: str) -> None:
     run(engine, step, to_batch=lose(engine, step, {0: [0, 1, 2, 3, 4], 1: [0, 1, 2]}, -1))
 
 
+def test_a_request_that_misses_a_page_sees_no_entry_either() -> None:
+    """Compressed layers: the rows of the request are zero, and those of the other what they are with every page there."""
+    outs = {}
+    for lost in (False, True):
+        engine = Engine(model(*layers()), dtype="float64", block_size=8)
+        for step in ([(0, 21), (1, 13)], [(0, 1), (1, 6)]):
+            batch = engine.schedule(step)
+            table = batch.block_tables[0].copy()
+            table[1, 0] = -1 if lost and step[0] == (0, 1) else table[1, 0]
+            metadata = engine.attention.build(on_device(batch, table))
+            for layer in engine.shape.layers:
+                inputs = layer_inputs(engine, layer, step)
+                outs[lost, layer.layer_id] = engine.attention.attend_compressed(layer.layer_id, metadata=metadata, **inputs)
+        assert engine.attention.lost_pages == int(lost)
+        assert engine.attention.lost_tokens == 0
+    for layer in layers():
+        assert not outs[True, layer.layer_id][1:].any()
+        assert torch.equal(outs[True, layer.layer_id][:1], outs[False, layer.layer_id][:1])
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_what_has_a_place_is_written_where_a_page_of_the_past_is_missing(kind: str) -> None:
+    """So that no later step reads there what another request left; nothing else is written, page 0 least of all."""
+    engine, run = make_engine(kind)
+    step, before = [(0, 3), (1, 1)], snapshot(engine.attention)
+    run(engine, step, to_batch=lose(engine, step, {0: [4], 1: [2]}, -1))
+    places = [(0, 21), (0, 22), (0, 23), (1, 13)]
+    for key, storage in before.items():
+        written = (engine.attention.caches[key].storage != storage).flatten(1).any(dim=1).nonzero().flatten().tolist()
+        assert written == sorted({engine.requests[name].pages[position // PAGE] for name, position in places})
+
+
 @pytest.mark.parametrize("block", NOTHING)
-def test_a_new_token_without_a_place_is_written_nowhere_and_its_key_is_nobodys(block: int) -> None:
+def test_a_new_token_without_a_place_is_written_nowhere(block: int) -> None:
     engine, run = make_engine("gqa")
     step = [(1, 6), (2, 1)]
     run(engine, step, to_batch=lose(engine, step, {1: [3, 4]}, block))
@@ -108,11 +158,24 @@ def test_a_new_token_without_a_place_is_written_nowhere_and_its_key_is_nobodys(b
     assert engine.attention.lost_pages == 2
 
 
-def test_pages_behind_a_window_are_not_missed() -> None:
-    engine, run = make_engine("window")
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_pages_behind_a_window_or_before_a_chunk_are_not_missed(kind: str) -> None:
+    engine, run = make_engine(kind)
     step = STEPS["decodes"]
     run(engine, step, to_batch=lose(engine, step, {0: [0, 1, 2], 1: [0]}, BLOCKS))
     assert engine.attention.lost_pages == 0
+
+
+def test_pages_of_a_request_without_a_new_token_are_not_missed() -> None:
+    engine, _ = make_engine("gqa")
+    batch = engine.schedule([(0, 1), (1, 1)])
+    table = batch.block_tables[0].copy()
+    table[1] = -1
+    tensors = {"query_start_loc": torch.tensor([0, 1, 1], dtype=torch.int32), "num_tokens": 1, "query_lens": [1, 0]}
+    assert engine.attention.build(on_device(batch, table, **tensors)).seq_lens.tolist() == [22, 14]
+    assert engine.attention.lost_pages == 0
+    host = engine.attention.build(hal.Batch([1, 0], batch.seq_lens, table))
+    assert host.seq_lens.tolist() == [22, 14]
 
 
 def built(engine: Engine, batch: hal.Batch, **changes: Any) -> hal.StepMetadata:

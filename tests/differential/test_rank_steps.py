@@ -139,6 +139,27 @@ def test_padded_tokens_of_a_device_batch_see_nothing() -> None:
         assert batches[0].key_starts.tolist()[2:] == batches[0].key_stops.tolist()[2:] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_request_that_misses_a_page_sees_no_key_of_any_rank(rank: int) -> None:
+    table = torch.arange(24, dtype=torch.int32).view(3, 8)
+    table[1, 0] = -1
+    batch = hal.Batch.from_device(
+        torch.tensor([0, 1, 2, 3], dtype=torch.int32),
+        torch.tensor([30, 70, 9], dtype=torch.int32),
+        table,
+        num_tokens=3,
+        max_query_len=1,
+        max_seq_len=70,
+    )
+    built = builder(hal.Parallel(dcp=2, dcp_rank=rank, interleave=4))
+    metadata = built.build(batch)
+    assert built.lost_pages == 1
+    assert metadata.seq_lens.tolist() == [30, 0, 9]
+    assert metadata.local_seq_lens[1] == 0
+    for batches in metadata.decode.shards.values():
+        assert [int(batches[0].key_starts[1]), int(batches[0].key_stops[1]), int(batches[0].seq_lens[1])] == [0, 0, 0]
+
+
 @BOUNDED
 @given(first=steps(), second=steps())
 def test_what_an_earlier_step_left_is_gone(first, second) -> None:

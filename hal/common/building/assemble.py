@@ -87,7 +87,7 @@ class Assembler:
         *,
         chunks: Mapping[Scoring, tuple[IndexerChunk, ...]],
         runs: Mapping[MLAKind, tuple[MLARun, ...]],
-        may_miss_pages: bool,
+        may_hide_requests: bool,
     ) -> Phase:
         """A phase of a step. longest: its query and its request. is_ordered: the engine's order is the execution order."""
         first, last = requests.start, requests.stop
@@ -113,7 +113,7 @@ class Assembler:
             max_seq_len=longest[1],
             chunks=chunks,
             runs=runs,
-            may_miss_pages=may_miss_pages,
+            may_hide_requests=may_hide_requests,
             shards=shards,
         )
 

@@ -1,33 +1,71 @@
-"""Which ids a block table may hold: pages of its pool where a token may read, anything behind every reader's window."""
+"""Which ids a block table may hold: pages of its pool where a new token may read, anything else where none does."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from hal.common.dcp.key_rules import KeyRule, key_rule
 from hal.common.errors import BatchError
 from hal.common.pages import PagePool
 
 if TYPE_CHECKING:
+    from hal.common.cache_groups import CacheGroup
     from hal.common.plan import Plan
 
 Ints = npt.NDArray[Any]
+Positions = TypeVar("Positions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRule:
-    """What one block table's ids are: pages of a pool. window: the most keys that a token sees in it, None where all."""
+    """What one block table's ids are: pages of a pool. reach: how the layers that read it see keys, () where one sees all.
+
+    A request's live columns are those that any of its new tokens may see in any of these layers: from the first that the
+    earliest of them reaches back to, to its last page; a request without a new token has none. Only there has every id to be
+    a page of the pool.
+    """
 
     pool: PagePool
-    window: int | None
+    reach: tuple[KeyRule, ...] = ()
 
     @property
     def num_blocks(self) -> int:
         """Pages of the pool."""
         return self.pool.num_pages
+
+    def first_column(self, position: Positions, tokens_per_page: int) -> Positions:
+        """The first live column of requests whose first new tokens stand at some positions; ints, numpy and torch alike."""
+        given: Any = position
+        starts = [_first_key(given, rule) for rule in self.reach]
+        first: Positions = reduce(_smaller, starts) // tokens_per_page if starts else given * 0
+        return first
+
+    def describe_reach(self) -> str:
+        """What lies before a live column, in words."""
+        words = [f"the window of {rule.window}" if rule.chunk is None else f"the chunk of {rule.chunk}" for rule in self.reach]
+        return f"lie behind {' and '.join(words)}"
+
+
+def _first_key(position: Any, rule: KeyRule) -> Any:
+    """The first key that a query sees by a rule."""
+    start = position * 0
+    if rule.window is not None:
+        start = _larger(start, position - (rule.window - 1))
+    return start if rule.chunk is None else _larger(start, position // rule.chunk * rule.chunk)
+
+
+def _smaller(left: Any, right: Any) -> Any:
+    return left + (right - left) * (right < left)
+
+
+def _larger(left: Any, right: Any) -> Any:
+    return left + (right - left) * (right > left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,29 +92,43 @@ class TableRules:
 
 def make_rules(plan: Plan, pools: tuple[PagePool, ...]) -> TableRules:
     """The rules of a plan on these pools, one for each cache group."""
-    windows = [group.window for group in plan.groups] or [None]
-    groups = tuple(TableRule(pool=pool, window=window) for pool, window in zip(pools, windows, strict=True))
-    widest = None if None in windows else max(window for window in windows if window is not None)
+    reaches = [_find_reach(plan, group) for group in plan.groups] or [()]
+    groups = tuple(TableRule(pool=pool, reach=reach) for pool, reach in zip(pools, reaches, strict=True))
+    widest = () if () in reaches else _join(rule for reach in reaches for rule in reach)
     is_single = all(pool is pools[0] for pool in pools)
     return TableRules(
         groups=groups,
-        shared=TableRule(pool=pools[0], window=widest) if is_single else None,
+        shared=TableRule(pool=pools[0], reach=widest) if is_single else None,
         block_size=plan.block_size,
         tokens_per_page=plan.tokens_per_page,
     )
 
 
-def first_columns(first_positions: Ints, window: int | None, tokens_per_page: int) -> Ints:
-    """The first column that a request's tokens may read: its first new token, at this position, sees the furthest back."""
-    if window is None:
-        return np.zeros_like(first_positions)
-    first: Ints = np.maximum(first_positions - (window - 1), 0) // tokens_per_page
-    return first
+def _find_reach(plan: Plan, group: CacheGroup) -> tuple[KeyRule, ...]:
+    """How the layers that read a cache group see its keys; () where one of them may see every key."""
+    if group.window is not None:
+        return (KeyRule(window=group.window),)
+    if group.part != "kv":
+        return ()
+    readers = [layer for layer in plan.shape.layers if layer.kv_source in group.layer_ids]
+    # An indexer may pick any key.
+    if any(layer.indexer is not None or (layer.window is None and layer.chunk is None) for layer in readers):
+        return ()
+    return _join(map(key_rule, readers))
 
 
-def first_column(first_position: int, window: int | None, tokens_per_page: int) -> int:
-    """The same for one request."""
-    return 0 if window is None else max(0, first_position - (window - 1)) // tokens_per_page
+def _join(rules: Iterable[KeyRule]) -> tuple[KeyRule, ...]:
+    """The rules once each; of those that are windows alone the widest."""
+    given = tuple(dict.fromkeys(rules))
+    windows = [rule.window for rule in given if rule.window is not None and rule.chunk is None]
+    chunks = tuple(rule for rule in given if rule.chunk is not None)
+    return (KeyRule(window=max(windows)), *chunks) if windows else chunks
+
+
+def live_stops(query_lens: Ints, seq_lens: Ints, tokens_per_page: int) -> Ints:
+    """Where each request's live columns end."""
+    stops: Ints = -(-seq_lens // tokens_per_page) * (query_lens > 0)
+    return stops
 
 
 def holds_strangers(table: Ints, columns: int, num_blocks: int) -> bool:

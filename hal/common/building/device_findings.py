@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, first_columns, holds_strangers
+from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, holds_strangers, live_stops
 
 if TYPE_CHECKING:
     from hal.common.device_batch import DeviceBatch
@@ -64,8 +65,8 @@ def _find_wrong_id(step: HostStep, rules: TableRules, longest: int) -> str | Non
     for ids, rule in zip(step.block_tables, rules.for_tables(len(step.block_tables)), strict=True):
         if not holds_strangers(ids, -(-longest // size), rule.num_blocks):
             continue
-        first = first_columns(step.seq_lens - step.query_lens, rule.window, size)
-        wrong = find_wrong_block(ids, first, -(-step.seq_lens // size), rule.num_blocks)
+        first = rule.first_column(step.seq_lens - step.query_lens, size)
+        wrong = find_wrong_block(ids, first, live_stops(step.query_lens, step.seq_lens, size), rule.num_blocks)
         if wrong is not None:
             request, column = wrong
             return f"request {request} has block {ids[request, column]} in column {column}; blocks are 0 to {rule.num_blocks - 1}"
@@ -134,21 +135,24 @@ def drop_requests(starts: torch.Tensor, lens: torch.Tensor, batch: DeviceBatch, 
 def drop_ids(
     table: torch.Tensor, starts: torch.Tensor, lens: torch.Tensor, rule: TableRule, tokens_per_page: int
 ) -> torch.Tensor:
-    """Turn ids that are none of the pool's pages into -1, in place; int64 [], how many lay in a live column."""
+    """Turn ids that are none of the pool's pages into -1, in place; int64 [requests], how many lay in a live column."""
     torch.clamp(torch.where(table < rule.num_blocks, table, -1), min=-1, out=table)
     columns = torch.arange(table.shape[1], device=table.device, dtype=torch.int32)
-    wrong = (table < 0) & (columns < ((lens + (tokens_per_page - 1)) // tokens_per_page)[:, None])
-    if rule.window is not None:
-        contexts = lens - (starts[1:] - starts[:-1])
-        first = (contexts - (rule.window - 1)).clamp_(min=0) // tokens_per_page
-        wrong &= columns >= first[:, None]
-    return wrong.sum()
+    query_lens = starts[1:] - starts[:-1]
+    stop = (lens + (tokens_per_page - 1)) // tokens_per_page * (query_lens > 0)
+    wrong = (table < 0) & (columns < stop[:, None])
+    if rule.reach:
+        wrong &= columns >= rule.first_column(lens - query_lens, tokens_per_page)[:, None]
+    return wrong.sum(1)
 
 
-def drop_missing_rows(rows: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [n] of requests end to end with the negative ones moved behind the last request, and where each begins now."""
-    is_there = rows >= 0
-    before = torch.zeros(rows.shape[0] + 1, dtype=starts.dtype, device=rows.device)
-    torch.cumsum(is_there, 0, dtype=starts.dtype, out=before[1:])
-    order = (~is_there).to(torch.uint8).sort(stable=True).indices
-    return rows[order], before[starts.long()]
+def hide_requests(arrays: Mapping[str, torch.Tensor], is_hidden: torch.Tensor, num_tokens: int) -> None:
+    """Make requests bool [requests] see no key, in place: a length of 0, and no key for any of their new tokens."""
+    requests = is_hidden.shape[0]
+    if not requests:
+        return
+    is_seen = ~is_hidden
+    is_seen_by = is_seen[arrays["req_id"][:num_tokens]]
+    for name, kept in (("seq_lens", is_seen), ("row_lens", is_seen), ("key_bounds", is_seen_by), ("row_bounds", is_seen_by)):
+        if name in arrays:
+            arrays[name][..., : kept.shape[0]].mul_(kept)

@@ -12,7 +12,7 @@ from hal.common.batch import Batch
 from hal.common.device_batch import DeviceBatch
 from hal.common.parallel import Parallel, local_position, owner
 
-from .block_ids import TableRules, first_columns, forget_blocks
+from .block_ids import TableRules, forget_blocks
 
 if TYPE_CHECKING:
     import torch
@@ -148,7 +148,7 @@ def _fill_engine_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:
 
 
 def _fill_tables(step: HostStep, tables: Ints, rules: TableRules) -> None:
-    """Copy every group's table, and leave -1 where it names no page behind a window: libraries look such columns up."""
+    """Copy every group's table, and leave -1 where it names no page before its live columns: libraries look such columns up."""
     num_reqs = step.num_reqs
     for group, (filled, rule) in enumerate(zip(tables, rules.groups, strict=True)):
         table = step.block_tables[group if len(step.block_tables) > 1 else 0]
@@ -156,8 +156,8 @@ def _fill_tables(step: HostStep, tables: Ints, rules: TableRules) -> None:
         filled[:num_reqs, :columns] = table[:, :columns]
         if len(step.block_tables) == 1 and rules.shared is not None:
             rule = rules.shared
-        if rule.window is not None and num_reqs:
-            first = first_columns(step.seq_lens - step.query_lens, rule.window, rules.tokens_per_page)
+        if rule.reach and num_reqs:
+            first = rule.first_column(step.seq_lens - step.query_lens, rules.tokens_per_page)
             forget_blocks(filled[:num_reqs], int(first.max()), rule.num_blocks)
 
 

@@ -16,7 +16,10 @@ from .device_findings import drop_ids, drop_requests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """What a device batch named that is not there, int64 []: tokens that are written nowhere, ids in live columns of tables."""
+    """What a device batch named that is not there: how many tokens are written nowhere, int64 [], and pages in live columns.
+
+    pages: int64 [requests], over all tables.
+    """
 
     tokens: torch.Tensor
     pages: torch.Tensor
@@ -65,10 +68,10 @@ def fill_from_device(
 
 
 def _fill_tables(batch: DeviceBatch, arrays: Mapping[str, torch.Tensor], rules: TableRules) -> torch.Tensor:
-    """Copy every group's table, ids that are no pages left out; int64 [], how many of those were live."""
+    """Copy every group's table, ids that are no pages left out; int64 [requests], how many of those were live."""
     requests = batch.num_reqs
     starts, lens, tables = arrays["starts"][: requests + 1], arrays["seq_lens"][:requests], arrays["tables"]
-    lost = torch.zeros((), dtype=torch.int64, device=lens.device)
+    lost = torch.zeros_like(lens, dtype=torch.int64)
     each = rules.for_tables(len(batch.block_tables))
     for number, (given, rule) in enumerate(zip(batch.block_tables, each, strict=True)):
         columns = min(given.shape[1], tables.shape[2])

@@ -68,7 +68,9 @@ def _plan_chunks(
 ) -> tuple[ContextChunk, ...]:
     starts = [0, *accumulate(query_lens)]
     chunks = []
-    for pieces in plan_context(context_lens, max_rows, alignment):
+    # Without a new token nobody sees a context, and its pages may be anything.
+    seen_lens = [context * (query > 0) for query, context in zip(query_lens, context_lens, strict=True)]
+    for pieces in plan_context(seen_lens, max_rows, alignment):
         first, last = pieces[0].request, pieces[-1].request
         lengths = {piece.request: piece.stop - piece.start for piece in pieces}
         begins = {piece.request: piece.start for piece in pieces}

@@ -10,7 +10,7 @@ from hal.common.batch import Batch
 from hal.common.errors import BatchError
 from hal.common.limits import Limits
 
-from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, first_columns, holds_strangers
+from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, holds_strangers, live_stops
 
 
 def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: bool = True) -> None:
@@ -64,10 +64,11 @@ def _check_table(batch: Batch, table: npt.NDArray[Any], longest: int, rule: Tabl
         )
     if not holds_strangers(table, needed, rule.num_blocks):
         return
-    first = first_columns(batch.seq_lens - batch.query_lens, rule.window, tokens_per_page)
-    wrong = find_wrong_block(table, first, -(-batch.seq_lens // tokens_per_page), rule.num_blocks)
+    first = rule.first_column(batch.seq_lens - batch.query_lens, tokens_per_page)
+    stop = live_stops(batch.query_lens, batch.seq_lens, tokens_per_page)
+    wrong = find_wrong_block(table, first, stop, rule.num_blocks)
     if wrong is not None:
         request, column = wrong
         blocks = f"blocks are 0 to {rule.num_blocks - 1}"
-        behind = f"; columns before {first[request]} lie behind the window of {rule.window}" if first[request] else ""
+        behind = f"; columns before {first[request]} {rule.describe_reach()}" if first[request] else ""
         raise BatchError(f"request {request} has block {table[request, column]} in column {column}; {blocks}{behind}")

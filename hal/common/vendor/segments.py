@@ -8,6 +8,7 @@ import torch
 
 from hal.common.kernels import Segment
 
+from .pages import check_rows
 from .tensors import Result, check_sparse, empty_results, settle_results
 
 Attend = Callable[[Segment, bool], Result]
@@ -31,6 +32,7 @@ def merge_segments(
     want_lse = need_lse or len(live) > 1
     total: tuple[torch.Tensor, torch.Tensor | None] | None = None
     for segment in live:
+        check_rows(segment)
         result, lse = attend(segment, want_lse)
         target = out if len(live) == 1 else None
         part = settle_results(result, lse if want_lse else None, segment.valid, q.shape[1], kv_lora_rank, target)

@@ -15,8 +15,8 @@ Result = tuple[torch.Tensor, torch.Tensor | None]
 def readable_table(batch: PagedBatch, num_pages: int) -> torch.Tensor:
     """The block table with page 0 in place of ids that are none of num_pages; the same for every layer of a step.
 
-    Libraries have no word for such a page and look it up: behind a window, where a tile begins before it, and where an
-    engine's device table is wrong. Nothing outside the cache is read then, though page 0 is.
+    Libraries look such a page up all the same: behind a window, where a tile begins before it, and for requests whose length
+    is 0. Nothing outside the cache is read then, and no query sees what page 0 holds.
     """
     key = ("readable_table", num_pages)
     table = None if batch.memo is None else batch.memo.get(key)

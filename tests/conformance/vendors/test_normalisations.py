@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from unittest import mock
 
 import pytest
@@ -190,9 +191,10 @@ def attend(removal: Removal, segment: Segment, need_lse: bool) -> None:
 
 
 def test_rows_that_are_not_compacted_are_refused() -> None:
-    """The stand-ins hold to what the vendors state: a -1 among the valid rows is an access out of bounds."""
-    with pytest.raises(BackendError, match="illegal memory access"):
-        attend(Removal("", LATEST, "sparse_mla", "", None, "", keep), make_segment(5, -1, 6, 7, valid=3), need_lse=False)
+    """The vendors state that a -1 among the valid rows is an access out of bounds; so is a row past the cache."""
+    for cell, stranger in product((LATEST, PUBLISHED), (-1, 16, 2**31 - 1)):
+        with pytest.raises(BackendError, match=f"row {stranger} in column 1 .* illegal memory access"):
+            attend(Removal("", cell, "sparse_mla", "", None, "", keep), make_segment(5, stranger, 6, 7, valid=3), need_lse=False)
 
 
 def test_published_release_has_no_lse() -> None:

@@ -55,29 +55,56 @@ def attend(attention: hal.Attention, shape: ModelShape, metadata: hal.StepMetada
     return attention.attend_mla(0, *(random(generator, *part) for part in parts), metadata, index=index)
 
 
-def run(shape: ModelShape, device: hal.Device) -> tuple[hal.Plan, list[torch.Tensor]]:
-    generator = torch.Generator().manual_seed(0)
+def open_plan(shape: ModelShape, device: hal.Device, generator: torch.Generator) -> hal.Attention:
     plan = hal.plan(shape, device, dtype="bfloat16", limits=LIMITS)
     attention = plan.open(num_blocks=8)
     if shape.is_mla:
         w_uk, w_uv = (torch.randn(HEADS, width, 512, generator=generator) * 0.05 for width in (NOPE, VALUE))
         attention.bind_weights(0, w_uk, w_uv)
+    return attention
+
+
+def run(shape: ModelShape, device: hal.Device) -> tuple[hal.Plan, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    attention = open_plan(shape, device, generator)
     tables = torch.tensor([[3], [1], [6]], dtype=torch.int32).numpy()
     results = []
     for query_lens, seq_lens in STEPS:
         metadata = attention.build(hal.Batch(list(query_lens), list(seq_lens), tables))
         results.append(attend(attention, shape, metadata, generator).float())
-    return plan, results
+    return attention.plan, results
+
+
+def run_with_missing_page(shape: ModelShape, device: hal.Device, block: int) -> tuple[hal.Attention, torch.Tensor]:
+    """The last two steps' device batch, in which the second of three requests has some id in place of its page."""
+    generator = torch.Generator().manual_seed(0)
+    attention = open_plan(shape, device, generator)
+    for cache in attention.caches.values():
+        cache.storage[0] = 1e4
+    out = torch.empty(0)
+    for (query_lens, seq_lens), page in zip(STEPS[:2], (1, block), strict=True):
+        starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+        table = torch.tensor([[3], [page], [6]], dtype=torch.int32)
+        sizes = {"num_tokens": sum(query_lens), "max_query_len": max(query_lens), "max_seq_len": max(seq_lens)}
+        hints = {"num_decodes": 0, "query_lens": query_lens, "seq_lens_upper": seq_lens}
+        lengths = torch.tensor(seq_lens, dtype=torch.int32)
+        metadata = attention.build(hal.Batch.from_device(starts, lengths, table, **sizes, **hints))
+        out = attend(attention, shape, metadata, generator)
+    return attention, out.float()
+
+
+def require_served(cell: Cell, kind: str, shape: ModelShape) -> None:
+    software = hal.Software({cell.library: cell.release})
+    request = hal.Request(shape.layer(0), cell.device, "bfloat16", block_size=LIMITS.block_size, software=software)
+    if hal.supports_combination(request)[cell.backend]:
+        pytest.skip(f"{cell.backend} does not serve {kind} on {cell.arch} with {cell.library}")
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.id)
 def test_steps_match_the_cpu(cell: Cell, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = read_shape(SHAPES[kind])
-    software = hal.Software({cell.library: cell.release})
-    request = hal.Request(shape.layer(0), cell.device, "bfloat16", block_size=LIMITS.block_size, software=software)
-    if hal.supports_combination(request)[cell.backend]:
-        pytest.skip(f"{cell.backend} does not serve {kind} on {cell.arch} with {cell.library}")
+    require_served(cell, kind, shape)
     _, expected = run(shape, hal.Device.from_arch("cpu"))
     monkeypatch.setenv("HAL_BACKEND", cell.backend)
     with cell.installed():
@@ -85,3 +112,30 @@ def test_steps_match_the_cpu(cell: Cell, kind: str, monkeypatch: pytest.MonkeyPa
     assert plan.selections[0].backend == cell.backend
     for result, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(result, wanted, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.id)
+def test_a_request_that_misses_its_page_sees_no_key(cell: Cell, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = read_shape(SHAPES[kind])
+    require_served(cell, kind, shape)
+    monkeypatch.setenv("HAL_BACKEND", cell.backend)
+    with cell.installed():
+        check_missing_page(shape, cell.device)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90", "rocm:gfx942", "xpu:pvc"])
+def test_portable_calls_show_such_a_request_no_key_either(target: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAL_BACKEND", target if target == "cpu" else f"{target.partition(':')[0]}:triton")
+    check_missing_page(read_shape(SHAPES[kind]), hal.Device.from_arch(target, torch_device="cpu"))
+
+
+def check_missing_page(shape: ModelShape, device: hal.Device) -> None:
+    """Its rows are zero whatever page 0 holds, which nobody writes to; the others' are what they are with every page."""
+    _, whole = run_with_missing_page(shape, device, 1)
+    attention, out = run_with_missing_page(shape, device, -1 if shape.is_mla else 8)
+    assert (attention.lost_pages, attention.lost_tokens) == (1, 1)
+    assert not out[1].any()
+    assert torch.equal(out[[0, 2, 3]], whole[[0, 2, 3]])
+    assert all((cache.storage[0] == 1e4).all() for cache in attention.caches.values() if cache.storage.is_floating_point())
