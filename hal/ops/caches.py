@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hal.common.kernels import KVCache
-from hal.common.layout_text import parse_layout
+from hal.common.layouts.parse import parse_layout
 
 from .cache_form import CACHE, part_dtype, read_cache
 from .calls import find_calls

@@ -6,7 +6,7 @@ import torch
 
 from hal.common.errors import LayoutError
 from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
-from hal.common.layout_text import parse_layout
+from hal.common.layouts.parse import parse_layout
 
 from .batch_form import BATCH, batch_operands, flatten_batch, read_batch
 from .cache_form import CACHE, read_cache

@@ -2,7 +2,7 @@
 
 from .choose import QUANTISED, UNQUANTISED, layer_index_layout, layer_layout
 from .fp8 import SCALING_MAX
-from .layout import BlockScaling, Layout
+from .layout import Layout
 from .make import (
     attention_fp8_layout,
     attention_layout,
@@ -14,6 +14,7 @@ from .make import (
     latent_fp8_layout,
     latent_layout,
 )
+from .row_layout import BlockScaling
 from .tables import block_table_width
 
 __all__ = [

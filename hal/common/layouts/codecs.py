@@ -13,7 +13,7 @@ from hal.common.errors import LayoutError
 from .fp8 import SCALING_MAX, storage_dtype
 
 if TYPE_CHECKING:
-    from .layout import BlockScaling, Layout
+    from .row_layout import BlockScaling, RowLayout
 
 _EXPONENT_BIAS = 127
 _NAN_CODE = {"e4m3fn": 0x7F, "e4m3fnuz": 0x80}
@@ -23,7 +23,7 @@ _SMALLEST_NORMAL = 2.0**-126
 _LARGEST_SCALE_BYTE = 254
 
 
-def pack(layout: Layout, parts: Sequence[torch.Tensor], scale: torch.Tensor | None) -> torch.Tensor:
+def pack(layout: RowLayout, parts: Sequence[torch.Tensor], scale: torch.Tensor | None) -> torch.Tensor:
     """Rows [tokens, width] of parts that were checked."""
     if layout.fp8 is not None and scale is not None:
         parts = [part.float() / factor for part, factor in zip(parts, part_scales(layout, scale), strict=True)]
@@ -36,7 +36,7 @@ def pack(layout: Layout, parts: Sequence[torch.Tensor], scale: torch.Tensor | No
     return values.to(getattr(torch, layout.dtype))
 
 
-def unpack(layout: Layout, rows: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+def unpack(layout: RowLayout, rows: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     """fp32 parts of quantised rows [tokens, width]."""
     if layout.blocks is None:
         parts = layout.split(decode(rows))
@@ -48,7 +48,7 @@ def unpack(layout: Layout, rows: torch.Tensor, scale: torch.Tensor | None) -> tu
     return tuple(piece.unflatten(1, part) for piece, part in zip(pieces, layout.parts, strict=True))
 
 
-def part_scales(layout: Layout, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def part_scales(layout: RowLayout, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """One factor per part that broadcasts over [tokens, *part], from scales of one of the layout's scale_shapes.
 
     A first dimension of as many scales as there are parts gives each its own; a second one gives each head its own.
@@ -76,7 +76,7 @@ def decode(elements: torch.Tensor) -> torch.Tensor:
     return table.index_select(0, elements.view(torch.uint8).reshape(-1).int()).view(elements.shape)
 
 
-def record_pieces(layout: Layout) -> tuple[slice, slice, slice]:
+def record_pieces(layout: RowLayout) -> tuple[slice, slice, slice]:
     """Where a byte record keeps its e4m3 values, its scales and its bf16 lanes; what follows the scales is zero."""
     blocks = layout.blocks
     if blocks is None:
@@ -90,7 +90,7 @@ def record_pieces(layout: Layout) -> tuple[slice, slice, slice]:
     return slice(blocks.lanes), scales, slice(scales.stop, scales.stop + plain_bytes)
 
 
-def _pack_blocks(layout: Layout, blocks: BlockScaling, values: torch.Tensor) -> torch.Tensor:
+def _pack_blocks(layout: RowLayout, blocks: BlockScaling, values: torch.Tensor) -> torch.Tensor:
     fp8 = _variant(layout)
     where_values, where_scales, where_plain = record_pieces(layout)
     quantised, plain = values[:, : blocks.lanes], values[:, blocks.lanes :]
@@ -108,7 +108,7 @@ def _pack_blocks(layout: Layout, blocks: BlockScaling, values: torch.Tensor) -> 
     return records
 
 
-def _unpack_blocks(layout: Layout, blocks: BlockScaling, records: torch.Tensor) -> torch.Tensor:
+def _unpack_blocks(layout: RowLayout, blocks: BlockScaling, records: torch.Tensor) -> torch.Tensor:
     where_values, where_scales, where_plain = record_pieces(layout)
     dtype = getattr(torch, storage_dtype(_variant(layout)))
     values = decode(records[:, where_values].view(dtype))
@@ -165,7 +165,7 @@ def _reinterpret(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return stored.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
-def _variant(layout: Layout) -> str:
+def _variant(layout: RowLayout) -> str:
     if layout.fp8 is None:
         raise LayoutError(f"layout {layout.name!r} holds byte records and names no fp8 variant")
     return layout.fp8

@@ -8,7 +8,8 @@ from hal.config.dtypes import dtype_name
 from hal.config.sizes import compressed_planes, fp8_ds_mla_row_bytes, index_planes
 
 from .fp8 import check_variant, storage_dtype
-from .layout import BlockScaling, Layout
+from .layout import Layout
+from .row_layout import BlockScaling
 
 _AMAX_FLOOR = 1e-4
 

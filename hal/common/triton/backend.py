@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hal.common.reason import Reason
     from hal.common.request import Request
 
+    from .specialisation import Specialisation
+
 PORTABLE = Capabilities(
     families=frozenset({"attention", "mla", "sparse_mla"}),
     dtypes=("bfloat16", "float16", "float32"),
@@ -64,9 +66,7 @@ class TritonBackend(Backend):
 
     @classmethod
     def list_launches(cls, request: Request) -> tuple[Hashable, ...]:
-        from . import specialisations
-
-        return tuple(found.key for found in specialisations(request))
+        return tuple(found.key for found in cls._specialisations(request))
 
     @classmethod
     def list_scratch(cls, request: Request, limits: Limits, calls: Collection[str]) -> tuple[Buffer, ...]:
@@ -75,14 +75,21 @@ class TritonBackend(Backend):
         return list_scratch(cls.package, request, limits, calls)
 
     def compile_launches(self, request: Request) -> None:
-        from . import specialisations
         from .specialisation import compile_for_current_device
 
         if self.device.torch_device == "cpu":
             # Tensors of an absent device: kernels are interpreted there, and nothing of them compiles.
             return
-        for found in specialisations(request):
+        for found in self._specialisations(request):
             compile_for_current_device(found)
+
+    @classmethod
+    def _specialisations(cls, request: Request) -> tuple[Specialisation, ...]:
+        """What the platform's own portable backend compiles, which a vendor's inherits the calls of."""
+        from .listing import list_portable
+
+        portable = next(base for base in cls.__mro__ if issubclass(base, TritonBackend) and base.provides is None)
+        return list_portable(portable, portable.package, request)
 
     def watch_launches(self, watcher: Callable[[Hashable], None]) -> None:
         self.launcher.watch(watcher)

@@ -10,7 +10,6 @@ import torch
 import hal
 from hal.common.convert import convert_cache
 from hal.common.kernels import KVCache
-from hal.common.layout_text import parse_layout
 from hal.common.layouts import (
     Layout,
     attention_fp8_layout,
@@ -21,6 +20,7 @@ from hal.common.layouts import (
     index_fp8_layout,
     latent_fp8_layout,
 )
+from hal.common.layouts.parse import parse_layout
 from hal.common.records import allocate_pages, read_records, write_records
 from hal.testing import reference
 from hal.testing.storage import random_scale

@@ -1,0 +1,25 @@
+"""What one portable backend compiles for a request."""
+
+from __future__ import annotations
+
+from hal.common.backend import Backend
+from hal.common.errors import NoBackend
+from hal.common.refusal import explain_refusal
+from hal.common.request import Request
+
+from .specialisation import Specialisation
+from .specialise import list_specialisations
+from .tiles import read_machine
+
+
+def list_portable(portable: type[Backend], package: str, request: Request) -> tuple[Specialisation, ...]:
+    """Everything that a portable backend compiles for a request, each once; NoBackend where it does not serve it.
+
+    package: the platform's, which holds its tiles.
+    """
+    reasons = explain_refusal(portable, request)
+    if reasons:
+        text = "; ".join(map(str, reasons))
+        raise NoBackend(f"{portable.name} compiles nothing for {request.describe()}: {text}", {portable.name: reasons})
+    block_size = request.block_size or portable.preferred_block_size(request)
+    return list_specialisations(read_machine(package, request.device.arch), request, block_size)
