@@ -8,6 +8,8 @@ from typing import Literal
 from .capacity import cross_kv_bytes_per_token, kv_bytes, max_tokens
 from .errors import InputError, UnknownLayerError
 from .sizes import (
+    FP8,
+    FP8_LAYOUTS,
     KIND_LAYOUTS,
     QUANTISED_INDEX,
     attention_row_bytes,
@@ -143,6 +145,15 @@ class LayerShape:
         """The cache layouts that a layer of this kind can have, the unquantised one first; none where it caches nothing."""
         return KIND_LAYOUTS.get(self.kind, ())
 
+    @property
+    def family(self) -> str:
+        """The kind with sparse MLA told apart: attention, mla, sparse_mla, compressed, cross or none."""
+        return "sparse_mla" if self.kind == "mla" and self.indexer is not None else self.kind
+
+    def resolve_layout(self, kv_layout: str) -> str:
+        """The layout by its own name: "fp8" is the one that this family of layers has, "auto" where it caches nothing."""
+        return FP8_LAYOUTS.get(self.family, "auto") if kv_layout == FP8 else kv_layout
+
     def kv_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
         """Bytes of one cached token of this layer on one rank; 0 where it owns no KV.
 
@@ -150,6 +161,7 @@ class LayerShape:
         """
         if not self.owns_kv:
             return 0
+        kv_layout = self.resolve_layout(kv_layout)
         if self.mla is not None:
             return _mla_bytes(self.mla, kv_layout, dtype)
         if self.kind == "compressed":
@@ -159,14 +171,14 @@ class LayerShape:
             return attention_row_bytes(heads, self.head_dim, self.v_head_dim, dtype)
         if kv_layout == "kv_fp8":
             return attention_row_bytes(heads, self.head_dim, self.v_head_dim, "float8_e4m3fn")
-        raise InputError(f"layer {self.layer_id} (attention) cannot be cached as {kv_layout!r}; use 'kv' or 'kv_fp8'")
+        raise InputError(f"layer {self.layer_id} (attention) cannot be cached as {kv_layout!r}; use 'kv', 'kv_fp8' or 'fp8'")
 
     def index_bytes_per_token(self, kv_layout: str = "auto", dtype: object = "bfloat16") -> int:
         """Bytes of one index key of this layer, which serves tokens_per_index_key tokens; 0 where it scores nothing.
 
         Keys of the given dtype, or quantised ones with "indexer_fp8" and with the layouts that quantise latents.
         """
-        is_quantised = kv_layout in QUANTISED_INDEX
+        is_quantised = self.resolve_layout(kv_layout) in QUANTISED_INDEX
         if self.block_sparse is not None:
             per_key = index_row_bytes(self.block_sparse.head_dim, dtype, quantised=is_quantised)
             return -(-per_key // self.block_sparse.tokens_per_key)
@@ -182,7 +194,7 @@ def _mla_bytes(mla: MLAShape, kv_layout: str, dtype: object) -> int:
         return latent_row_bytes(mla.kv_lora_rank, mla.qk_rope_head_dim, "float8_e4m3fn")
     if kv_layout == "fp8_ds_mla":
         return fp8_ds_mla_row_bytes(mla.kv_lora_rank, mla.qk_rope_head_dim)
-    raise InputError(f"an MLA layer cannot be cached as {kv_layout!r}; use 'latent', 'latent_fp8' or 'fp8_ds_mla'")
+    raise InputError(f"an MLA layer cannot be cached as {kv_layout!r}; use 'latent', 'latent_fp8', 'fp8_ds_mla' or 'fp8'")
 
 
 def _compressed_bytes(layer: LayerShape, kv_layout: str, dtype: object) -> int:
@@ -190,7 +202,7 @@ def _compressed_bytes(layer: LayerShape, kv_layout: str, dtype: object) -> int:
         return latent_row_bytes(layer.head_dim, 0, dtype)
     if kv_layout == "compressed":
         return compressed_row_bytes(layer.head_dim, layer.rope_head_dim or 0)
-    raise InputError(f"a compressed layer cannot be cached as {kv_layout!r}; use 'latent' or 'compressed'")
+    raise InputError(f"a compressed layer cannot be cached as {kv_layout!r}; use 'latent', 'compressed' or 'fp8'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +253,11 @@ class ModelShape:
         return next((layer.indexer.topk for layer in self.layers if layer.indexer), None)
 
     def layout_of(self, layer: LayerShape, kv_layout: str) -> str:
-        """What a layer takes where the model is asked for a layout: that, or "auto" where only other kinds of layers have it."""
+        """What a layer takes where the model is asked for a layout: that, or "auto" where only other kinds of layers have it.
+
+        "fp8" is the one of each layer's own family.
+        """
+        kv_layout = layer.resolve_layout(kv_layout)
         if (
             kv_layout == "auto"
             or kv_layout in layer.kv_layouts

@@ -12,6 +12,12 @@ KIND_LAYOUTS = {
 }
 """The cache layouts of each kind of layer, the unquantised one first. A compressed layer's `latent` has no rotary part."""
 
+FP8 = "fp8"
+"""A layout by what it holds: for each layer the one of FP8_LAYOUTS that its family has."""
+
+FP8_LAYOUTS = {"attention": "kv_fp8", "mla": "latent_fp8", "sparse_mla": "fp8_ds_mla", "compressed": "compressed"}
+"""The fp8 layout in which models of each family of layers are served: sparse MLA's scales lie beside the values."""
+
 INDEX_LAYOUTS = ("indexer", "indexer_fp8")
 """The cache layouts of index keys, the unquantised one first."""
 

@@ -22,7 +22,7 @@ from .fleet import PlatformProof, read_fleet
 from .targets import Toolchain, find_arch, find_toolchain
 
 _PREFIX, _SUFFIX = "model-", ".json"
-_DEFAULT_DTYPE = "bfloat16"
+DEFAULT_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def _list_wanted(
     refused: list[KernelRow] = []
     for name, shape in models.items():
         for layer in _distinct_layers(shape):
-            request = Request(layer, device, shape.dtype or _DEFAULT_DTYPE, parallel=Parallel(tp=tp))
+            request = Request(layer, device, shape.dtype or DEFAULT_DTYPE, parallel=Parallel(tp=tp))
             try:
                 found = specialisations(request)
             except NoBackend as error:

@@ -13,6 +13,8 @@ from hal.common.device import Device
 from hal.common.errors import BackendError
 from hal.testing.targets import find_device, find_targets
 
+pytest_plugins = ["hal.testing.proof"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("hal")

@@ -229,13 +229,16 @@ def compile_kernels(
     ] = None,
     tp: Annotated[int, typer.Option(metavar="N", help="Tensor-parallel ranks; a binary serves one rank's heads.")] = 1,
     jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Compilers at a time.")] = 2,
+    proof: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write what this proves, as the report files of matrix/ are.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, every binary by itself.")] = False,
 ) -> None:
     """Compile the portable kernels for archs that are not here; show what each binary takes, and which will not do."""
     from .compile import Order, run_compile
 
     order = Order(configs=tuple(configs or ()), targets=tuple(device or ()), tp=tp, jobs=jobs)
-    raise typer.Exit(run_compile(order, as_json=as_json))
+    raise typer.Exit(run_compile(order, as_json=as_json, proof=proof))
 
 
 @app.command(epilog=BENCH_EXAMPLES, short_help="Time a model's attention on this machine, layer by layer.")

@@ -11,8 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hal.common.device import Device
 from hal.common.parallel import Parallel
+from hal.common.proof_report import write_report
 from hal.config import ModelShape, read_shape
 from hal.matrix.compile import CompileReport, compile_models, fleet_devices, sample_models
+from hal.matrix.compiled import report_rows
 
 from .console import InputError, checked, fail, make_console, print_json
 
@@ -29,11 +31,11 @@ class Order:
     jobs: int = 2
 
 
-def run_compile(order: Order, *, as_json: bool) -> int:
+def run_compile(order: Order, *, as_json: bool, proof: Path | None = None) -> int:
     """0 where every binary is good, 1 where one is not, 2 where nothing could be compiled for a target that was named.
 
     A target of the fleet that this environment has no compiler for is reported, and is no failure unless it was named or
-    nothing else was compiled.
+    nothing else was compiled. proof: where to write what the binaries prove, as a report file of hal.matrix.
     """
     from .compile_view import show, to_dict
 
@@ -41,6 +43,8 @@ def run_compile(order: Order, *, as_json: bool) -> int:
     devices = tuple(checked(Device.from_arch, target) for target in order.targets) or fleet_devices()
     checked(lambda tp: Parallel(tp=tp), order.tp)
     report = _compile(models, devices, order)
+    if proof is not None:
+        write_report(proof, report_rows(report, models), Path(__file__).parent)
     if as_json:
         print_json(to_dict(report))
     else:

@@ -48,9 +48,9 @@ def plan(
     """The plan of a model on a device: this machine's best one by default; a target's name means this machine's where it has one.
 
     dtype is the model's unless given. kv_layout goes to every layer whose kind can have it; the others of a model that has any
-    such layer take "auto". Quantised index keys go with quantised latents where the backend has them. software None takes
-    what is installed for a present device, and every library for another. NoBackend where a layer cannot be served; no tensor
-    is made.
+    such layer take "auto"; "fp8" gives each layer the fp8 layout of its own family. Quantised index keys go with quantised
+    latents where the backend has them. software None takes what is installed for a present device, and every library for
+    another. NoBackend where a layer cannot be served; no tensor is made.
     """
     _check_types(shape, limits, parallel, software, kv_layout, backend)
     limits = _default_limits(shape) if limits is None else limits

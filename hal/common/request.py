@@ -19,7 +19,10 @@ from .software import Software
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One layer on one device. dtype: a name or a torch.dtype; software None assumes every library present and loadable."""
+    """One layer on one device. dtype: a name or a torch.dtype; software None assumes every library present and loadable.
+
+    kv_layout: a cache layout by name, "auto" for the backend's first, or "fp8", which becomes that of the layer's family.
+    """
 
     layer: LayerShape
     device: Device
@@ -37,7 +40,8 @@ class Request:
         check_kind("layer", self.layer, LayerShape, "a layer of a shape, such as read_shape(config).layer(0)")
         check_kind("device", self.device, Device, 'a Device, such as Device.from_arch("cuda:sm_90")')
         object.__setattr__(self, "dtype", model_dtype_name(self.dtype))
-        check_kind("kv_layout", self.kv_layout, str, "the name of a cache layout, or auto")
+        check_kind("kv_layout", self.kv_layout, str, "the name of a cache layout, auto or fp8")
+        object.__setattr__(self, "kv_layout", self.layer.resolve_layout(self.kv_layout))
         check_kind("parallel", self.parallel, Parallel, "a Parallel, such as Parallel(tp=2)")
         check_kind("software", self.software, (Software, NoneType), "a Software, or None for every library")
         for name in ("need_lse", "deterministic"):
@@ -53,8 +57,7 @@ class Request:
     @property
     def family(self) -> str:
         """The layer's kind with sparse MLA told apart: attention, mla, sparse_mla, compressed, cross or none."""
-        layer = self.layer
-        return "sparse_mla" if layer.kind == "mla" and layer.indexer is not None else layer.kind
+        return self.layer.family
 
     @property
     def heads_on_rank(self) -> int:

@@ -41,7 +41,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("target", "case"), params)
 
 
-def test_call(target: Target, case):
+def test_call(target: Target, case, prove):
+    device = target.device.name if target.needs_hardware else ""
+    prove(case, backend=target.backend.name, arch=target.device.arch, state="verified", means="the device itself", device=device)
     case.check(target.backend(target.device))
 
 

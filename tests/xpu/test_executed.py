@@ -10,6 +10,7 @@ from hal import Device
 from hal.common.registry import find_backend
 from hal.common.triton.launch import Launch
 from hal.testing import SMALL, Case, ConformanceError, conformance_cases
+from hal.testing.proof import Prove
 
 from .executor import CompiledLauncher, Runtime
 
@@ -29,7 +30,8 @@ def open_backend(launcher: CompiledLauncher):
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
-def test_a_call_does_what_the_contract_says(case: Case, runtime: Runtime) -> None:
+def test_a_call_does_what_the_contract_says(case: Case, runtime: Runtime, prove: Prove) -> None:
+    prove(case, backend=PORTABLE, arch=ARCH, state="executed", means="compiled SPIR-V in Intel's OpenCL runtime for CPUs")
     case.check(open_backend(CompiledLauncher(runtime)))
 
 

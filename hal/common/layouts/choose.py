@@ -28,6 +28,7 @@ def layer_layout(layer: LayerShape, kv_layout: str, dtype: object, tp: int = 1, 
     fp8: the device's e4m3 variant, e4m3fn where it has none of its own. A compressed layer's unquantised row is `latent`
     without a rotary part.
     """
+    kv_layout = layer.resolve_layout(kv_layout)
     if kv_layout not in ("auto", *layer.kv_layouts):
         raise LayoutError(
             f"layer {layer.layer_id} (kind {layer.kind}) has no cache layout {kv_layout!r}; "

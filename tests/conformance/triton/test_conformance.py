@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 
 import pytest
 
 from hal import Device
 from hal.common.registry import find_backend
 from hal.testing import SMALL, Case, conformance_cases
+from hal.testing.proof import Prove
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",
@@ -20,5 +22,7 @@ CASES = [(name, case) for name in TARGETS for case in conformance_cases(find_bac
 
 
 @pytest.mark.parametrize(("name", "case"), [pytest.param(name, case, id=f"{name}-{case.id}") for name, case in CASES])
-def test_a_call_does_what_the_contract_says(name: str, case: Case) -> None:
-    case.check(find_backend(name)(Device.from_arch(TARGETS[name], torch_device="cpu")))
+def test_a_call_does_what_the_contract_says(name: str, case: Case, prove: Prove) -> None:
+    device = Device.from_arch(TARGETS[name], torch_device="cpu")
+    prove(case, backend=name, arch=device.arch, state="emulated", means=f"the interpreter of triton {version('triton')}")
+    case.check(find_backend(name)(device))

@@ -11,6 +11,7 @@ from hal.common.registry import backends
 from hal.common.vendor import Resolver, VendorBackend
 from hal.matrix.signatures import RecordedSignature
 from hal.testing import Case
+from hal.testing.proof import Prove
 
 from .cells import CELLS, SIGNATURES, Cell, Held
 
@@ -21,7 +22,9 @@ MODULE = "intel_extension_for_pytorch"
 
 @pytest.mark.skipif(importlib.util.find_spec(MODULE) is None, reason=f"{MODULE} is not installed; `make test-ipex` installs it")
 @pytest.mark.parametrize(("cell", "held", "case"), CASES, ids=[case.id for _, _, case in CASES])
-def test_library_itself_keeps_the_contract_behind_its_adapter(cell: Cell, held: Held, case: Case) -> None:
+def test_library_itself_keeps_the_contract_behind_its_adapter(cell: Cell, held: Held, case: Case, prove: Prove) -> None:
+    means = f"{cell.library} {importlib.metadata.version('intel-extension-for-pytorch')} itself, on a CPU"
+    prove(case, backend=cell.backend, arch=cell.device.arch, state="executed", means=means)
     case.check(cell.adapter(held)(cell.device))
 
 
