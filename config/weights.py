@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
+from .dtypes import item_size
 from .fields import Fields
 from .shape import LayerShape, ModelShape
 from .source import open_source
@@ -21,21 +23,34 @@ _PLAIN_ACTIVATIONS = frozenset({"gelu", "gelu_new", "gelu_fast", "quick_gelu", "
 """Activations of feed-forwards of two matrices; the others, silu before all, go with a third that gates."""
 
 
+_BITS = {"fp8": 8, "fbgemm_fp8": 8, "finegrained_fp8": 8, "mxfp4": 4}
+"""Bits per weight of the quantisations whose configs do not state them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCount:
-    """Parameters by what tensor parallelism does with them: those it divides over its ranks, and those every rank has."""
+    """Parameters by what tensor parallelism does with them: those it divides over its ranks, and those every rank has.
+
+    embeddings: those of the first that are embeddings, which no quantisation touches. stored_bits: of one of the others as
+    the config's quantisation has it, None where there is none.
+    """
 
     divided: int
     replicated: int
+    embeddings: int
+    stored_bits: int | None = None
 
     @property
     def total(self) -> int:
         """All of them, as one rank alone holds them."""
         return self.divided + self.replicated
 
-    def on_rank(self, tp: int) -> int:
-        """Those of one of tp ranks, rounded up."""
-        return -(-self.divided // tp) + self.replicated
+    def bytes_on_rank(self, dtype: object, tp: int = 1) -> int:
+        """Bytes of one of tp ranks, what is not quantised in a dtype."""
+        width = item_size(dtype)
+        stored = width if self.stored_bits is None else self.stored_bits / 8
+        divided = self.embeddings * width + (self.divided - self.embeddings) * stored
+        return ceil(divided / tp + self.replicated * stored)
 
 
 def count_parameters(source: object, shape: ModelShape) -> ParameterCount:
@@ -46,8 +61,8 @@ def count_parameters(source: object, shape: ModelShape) -> ParameterCount:
     """
     fields = Fields(locate_text(open_source(source)), {})
     hidden = shape.hidden_size
-    divided = shape.vocab_size * hidden * (1 if shape.tie_word_embeddings else 2)
-    replicated = 0
+    embeddings = shape.vocab_size * hidden * (1 if shape.tie_word_embeddings else 2)
+    divided, replicated = embeddings, 0
     dense, sparse = _feed_forward(fields, hidden), _experts(fields, hidden)
     blocks = _expert_layers(fields, shape.num_layers) if sparse else [False] * shape.num_layers
     lone = _lone_blocks(fields, shape.num_layers)
@@ -56,7 +71,17 @@ def count_parameters(source: object, shape: ModelShape) -> ParameterCount:
         behind = 0 if block in ("M", "*") else sparse if block == "E" or (block == "" and has_experts) else dense
         divided += own + behind
         replicated += shared + (hidden * _count(fields, _EXPERTS) if behind and behind == sparse else 0)
-    return ParameterCount(divided=divided, replicated=replicated)
+    bits = _stored_bits(fields)
+    return ParameterCount(divided=divided, replicated=replicated, embeddings=embeddings, stored_bits=bits)
+
+
+def _stored_bits(fields: Fields) -> int | None:
+    group = fields.nested("quantization_config")
+    if group is None:
+        return None
+    bits, method = group.read("bits"), group.read("quant_method")
+    known = _BITS.get(method) if isinstance(method, str) else None
+    return bits if isinstance(bits, int) and 0 < bits <= 32 else known
 
 
 def _attention(layer: LayerShape, hidden: int) -> tuple[int, int]:

@@ -50,6 +50,8 @@ GENERATE_EXAMPLES = """Examples:
   hal generate ./my-model "What is the capital of France?"
 
   hal generate ./my-model "Once upon a time" --raw --max-new-tokens 64 --stats
+
+  hal generate ./my-model - --temperature 0.7 --top-p 0.9 --seed 1 < prompt.txt
 """
 COMPILE_EXAMPLES = """Examples:
 
@@ -111,6 +113,23 @@ def _dispatch(arguments: list[str]) -> int:
     return 0
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        import hal
+
+        typer.echo(f"hal {hal.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print hal's version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What all commands share."""
+
+
 @app.command(epilog=DOCTOR_EXAMPLES, short_help="Show what this machine has and whether it computes rightly.")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a bug report.")] = False,
@@ -135,13 +154,23 @@ def explain(
         int, typer.Option(metavar="N", help="Decode-context ranks, which share tokens; lengths are what they hold together.")
     ] = 1,
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float16, bfloat16, float32, or auto for the config's.")] = "auto",
-    kv_layout: Annotated[str, typer.Option(metavar="LAYOUT", help="A cache layout by name, or auto.")] = "auto",
+    kv_layout: Annotated[
+        str,
+        typer.Option(metavar="LAYOUT", help="A cache layout by name, auto, or fp8 for each layer's own fp8 layout."),
+    ] = "auto",
     block_size: Annotated[int | None, typer.Option(metavar="N", help="Tokens per page. Default: the backend's.")] = None,
     backend: Annotated[str | None, typer.Option(metavar="NAME", help="Pin a backend by name.")] = None,
     memory: Annotated[
         float | None,
-        typer.Option(metavar="GB", help="GB for the KV cache on each rank; gives the capacity in tokens."),
+        typer.Option(metavar="GB", help="GB of each rank for the caches and what lies beside; gives the capacity."),
     ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|BYTES",
+            help="What a rank's weights take of --memory: auto (by headers or config), or a size such as 15GiB.",
+        ),
+    ] = "",
     software: Annotated[
         list[str] | None,
         typer.Option(
@@ -152,10 +181,14 @@ def explain(
     max_model_len: Annotated[int | None, typer.Option(metavar="N", help="Longest request. Default: the model's.")] = None,
     max_num_seqs: Annotated[int, typer.Option(metavar="N", help="Requests per step.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per step.")] = 8192,
+    allow_unserved: Annotated[
+        bool, typer.Option("--allow-unserved", help="Exit with 0, not 3, where no device asked for serves the model.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say which backend serves a model on which hardware, why the others do not, and how much memory it takes."""
-    from .explain import Question, run_explain
+    from .explain import run_explain
+    from .explain_answer import Question
 
     question = Question(
         config=config,
@@ -171,8 +204,9 @@ def explain(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         software=tuple(software or ()),
+        weights=weights,
     )
-    raise typer.Exit(run_explain(question, as_json=as_json))
+    raise typer.Exit(run_explain(question, as_json=as_json, allow_unserved=allow_unserved))
 
 
 @app.command(epilog=GENERATE_EXAMPLES, short_help="Let a model answer a prompt.")
@@ -180,7 +214,7 @@ def generate(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A model folder with config.json, safetensors and a tokenizer.")
     ],
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say to the model.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say to the model; - reads it from stdin.")],
     device: Annotated[str, typer.Option(metavar="TARGET", help="Where to run. Default: the best device of this machine.")] = "",
     backend: Annotated[str | None, typer.Option(metavar="NAME", help="Pin a backend by name.")] = None,
     dtype: Annotated[
@@ -189,10 +223,15 @@ def generate(
     max_new_tokens: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Most tokens to write. Default: up to 128.")
     ] = None,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="0 for the likeliest token, else how freely tokens are drawn.")
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Draw from the likeliest tokens that reach this probability.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same tokens every time.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Leave the tokenizer's chat template out.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print times and tokens per second.")] = False,
 ) -> None:
-    """Let a model answer on hal attention, streaming the text."""
+    """Let a model answer on hal attention, streaming the text. A seed decides nothing where the likeliest token is taken."""
     from .generate import Prompt, run_generate
 
     request = Prompt(
@@ -202,6 +241,9 @@ def generate(
         backend=backend,
         dtype=dtype,
         max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
         raw=raw,
         stats=stats,
     )

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hal.common.device import Device
 from hal.common.parallel import Parallel
-from hal.common.proof_report import write_report
+from hal.common.proof_report import read_commit, write_report
 from hal.config import ModelShape, read_shape
 from hal.matrix.compile import CompileReport, compile_models, fleet_devices, sample_models
 from hal.matrix.compiled import report_rows
@@ -42,9 +42,10 @@ def run_compile(order: Order, *, as_json: bool, proof: Path | None = None) -> in
     models = _read_models(order.configs)
     devices = tuple(checked(Device.from_arch, target) for target in order.targets) or fleet_devices()
     checked(lambda tp: Parallel(tp=tp), order.tp)
+    commit = read_commit(Path(__file__).parent) if proof is not None else ""
     report = _compile(models, devices, order)
     if proof is not None:
-        write_report(proof, report_rows(report, models), Path(__file__).parent)
+        write_report(proof, report_rows(report, models), commit)
     if as_json:
         print_json(to_dict(report))
     else:

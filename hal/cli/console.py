@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,6 +17,7 @@ from hal.common.registry import find_backend
 from hal.config import HalError
 
 WIDTH = 100
+NARROWEST = 40
 LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_LEVEL = "warning"
 
@@ -27,9 +29,11 @@ class InputError(HalError, ValueError):
 
 
 def make_console() -> Console:
-    """A console of at most WIDTH columns; exactly that where the output is not a terminal."""
+    """A console as wide as COLUMNS says, else as its terminal, else WIDTH; never narrower than names need."""
     console = Console(highlight=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    asked = os.environ.get("COLUMNS", "")
+    width = int(asked) if asked.isdecimal() and int(asked) else console.width if console.is_terminal else WIDTH
+    console.width = max(NARROWEST, width)
     return console
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
-from pathlib import Path
 
 from hal.common.detection import detect
 from hal.common.device import Device
@@ -14,7 +12,6 @@ from hal.common.limits import Limits
 from hal.common.parallel import Parallel
 from hal.common.plan import Plan
 from hal.common.planning import installed, plan
-from hal.common.reason import Reason
 from hal.common.registry import backends
 from hal.common.request import Request
 from hal.common.select import select
@@ -23,107 +20,43 @@ from hal.common.software import Software
 from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name
 from hal.config.runs import group_layers
+from hal.matrix.proof import judge
 
 from .console import InputError, check_backend_name, checked, make_console, print_json
 from .declared import read_software
+from .explain_answer import Capacity, DeviceAnswer, Explanation, LayerAnswer, Question
+from .weights import measure_weights
 
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_LENGTH = 8192
 GB = 10**9
+UNSERVED = 3
+"""The exit code where a model is served nowhere that was asked for."""
+
+MOST = {
+    "memory": 10**6,
+    "tp": 4096,
+    "dcp": 4096,
+    "block_size": 2**16,
+    "max_model_len": 2**30,
+    "max_num_seqs": 2**20,
+    "max_num_batched_tokens": 2**24,
+}
+"""The most that each number of the command line can be meant to be; memory in GB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What the command line asks; memory_gb is one rank's, in units of 10^9 bytes."""
-
-    config: Path
-    targets: tuple[str, ...] = ()
-    tp: int = 1
-    dcp: int = 1
-    dtype: str = "auto"
-    kv_layout: str = "auto"
-    block_size: int | None = None
-    backend: str | None = None
-    memory_gb: float | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 8192
-    software: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerAnswer:
-    """Layers alike on one device. selection is None where nobody serves them; rejected has every refusal either way.
-
-    also_able: backends that would serve them and were not chosen.
-    """
-
-    layer: LayerShape
-    layer_ids: tuple[int, ...]
-    family: str
-    selection: Selection | None
-    rejected: Mapping[str, tuple[Reason, ...]]
-    also_able: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """Tokens that fit in a memory beside the plan's workspace, or in all of it where there is no plan.
-
-    one_request: the longest that one request could be; each_request: that num_seqs could all be; None where no length is too
-    long. pool_tokens: what the plan's pools hold over all requests, None without a plan; group_pool_tokens: the same with a pool
-    for each cache group, whose pages windows give back; None where no layer has a window.
-    """
-
-    memory_bytes: int
-    num_seqs: int
-    one_request: int | None
-    each_request: int | None
-    pool_tokens: int | None
-    group_pool_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceAnswer:
-    """One device; sizes are one rank's. plan is None, with `refusal` saying why, where some layer has no backend.
-
-    software: what the answer takes to be installed, None for every library. capacity is None without a memory size.
-    """
-
-    device: Device
-    software: Software | None
-    layers: tuple[LayerAnswer, ...]
-    plan: Plan | None
-    refusal: str
-    kv_bytes_per_token: int
-    index_bytes_per_token: int
-    capacity: Capacity | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """The whole answer and the terms it holds under."""
-
-    shape: ModelShape
-    dtype: str
-    kv_layout: str
-    backend: str | None
-    limits: Limits
-    parallel: Parallel
-    software: Software | None
-    devices: tuple[DeviceAnswer, ...]
-
-
-def run_explain(question: Question, *, as_json: bool) -> int:
-    """0, after printing the answer; that no backend serves the model is an answer too."""
-    from .explain_view import show, to_dict
-
+def run_explain(question: Question, *, as_json: bool, allow_unserved: bool = False) -> int:
+    """0 after printing the answer; UNSERVED where no device asked for serves the model, unless that is allowed."""
     answer = explain(question)
     if as_json:
+        from .explain_json import to_dict
+
         print_json(to_dict(answer))
     else:
+        from .explain_view import show
+
         show(answer, make_console())
-    return 0
+    return 0 if answer.is_served or allow_unserved else UNSERVED
 
 
 def explain(question: Question) -> Explanation:
@@ -133,22 +66,34 @@ def explain(question: Question) -> Explanation:
     """
     if not question.config.exists():
         raise InputError(f"{question.config} does not exist; give a config.json or the model folder that holds one")
-    if question.memory_gb is not None and not (question.memory_gb > 0 and isfinite(question.memory_gb * GB)):
-        raise InputError(f"--memory is {question.memory_gb:g}; expected a positive number of GB")
+    _check_numbers(question)
     shape = read_shape(question.config)
     check_backend_name(question.backend)
+    dtype = checked(model_dtype_name, question.dtype if question.dtype != "auto" else shape.dtype or DEFAULT_DTYPE)
     terms = Explanation(
         shape=shape,
-        dtype=checked(model_dtype_name, question.dtype if question.dtype != "auto" else shape.dtype or DEFAULT_DTYPE),
+        dtype=dtype,
         kv_layout=question.kv_layout,
         backend=question.backend,
         limits=_limits(question, shape),
         parallel=checked(lambda dcp: Parallel(tp=question.tp, dcp=dcp), question.dcp),
         software=read_software(question.software),
+        weights=measure_weights(question.weights, question.config, shape, dtype, question.tp) if question.weights else None,
         devices=(),
     )
     devices = [_find_device(target) for target in question.targets] or detect()
     return replace(terms, devices=tuple(_explain_device(terms, device, question.memory_gb) for device in devices))
+
+
+def _check_numbers(question: Question) -> None:
+    """Nothing, or InputError for a number that cannot be meant; what is too small is for Limits and Parallel to say."""
+    memory = question.memory_gb
+    if memory is not None and not (isfinite(memory) and 0 < memory <= MOST["memory"]):
+        raise InputError(f"--memory is {memory:g}; expected a positive number of GB, at most {MOST['memory']:,}")
+    for name, most in MOST.items():
+        value = getattr(question, name, None)
+        if value is not None and value > most:
+            raise InputError(f"--{name.replace('_', '-')} is {value:,}; expected at most {most:,}")
 
 
 def _find_device(target: str) -> Device:
@@ -170,7 +115,12 @@ def _limits(question: Question, shape: ModelShape) -> Limits:
 def _explain_device(terms: Explanation, device: Device, memory_gb: float | None) -> DeviceAnswer:
     software = installed() if device.present else terms.software
     made, refusal = _plan(terms, device, software)
-    layers = tuple(_explain_layer(terms, device, software, made, layer, ids) for layer, ids in group_layers(terms.shape.layers))
+    drafts = len(terms.shape.layers)
+    layers = tuple(
+        _explain_layer(terms, device, software, made, layer, ids, is_draft=ids[0] >= drafts)
+        for listed in (terms.shape.layers, terms.shape.draft_layers)
+        for layer, ids in group_layers(listed)
+    )
     tp = terms.parallel.tp
     kv_bytes = checked(lambda layout: terms.shape.kv_bytes_per_token(layout, terms.dtype, tp), terms.kv_layout)
     index_bytes = terms.shape.index_bytes_per_token(terms.kv_layout, terms.dtype)
@@ -188,34 +138,53 @@ def _explain_device(terms: Explanation, device: Device, memory_gb: float | None)
 
 
 def _measure_capacity(terms: Explanation, memory: int, made: Plan | None) -> Capacity:
-    # Ranks that share tokens hold a request together.
-    room = max(0, memory - (made.workspace_bytes if made is not None else 0)) * terms.parallel.dcp
-    one, each = (
-        terms.shape.max_tokens(room, terms.kv_layout, terms.dtype, terms.parallel.tp, num_seqs)
-        for num_seqs in (1, terms.limits.max_num_seqs)
-    )
+    taken = made.workspace_bytes if made is not None else 0
+    taken += terms.weights.bytes_on_rank if terms.weights is not None else 0
+    left = max(0, memory - taken)
+    longest, num_seqs = terms.limits.max_model_len, terms.limits.max_num_seqs
+
+    def fit(count: int) -> int:
+        # Ranks that share tokens hold a request together.
+        room = left * terms.parallel.dcp
+        length = terms.shape.max_tokens(room, terms.kv_layout, terms.dtype, terms.parallel.tp, count)
+        return longest if length is None else min(length, longest)
+
     windowed = made is not None and any(group.window is not None for group in made.groups)
+    in_plan = left + made.workspace_bytes if made is not None else 0
     return Capacity(
         memory_bytes=memory,
-        num_seqs=terms.limits.max_num_seqs,
-        one_request=one,
-        each_request=each,
-        pool_tokens=made.max_tokens(memory) if made is not None else None,
-        group_pool_tokens=made.max_tokens_per_group(memory) if made is not None and windowed else None,
+        taken_bytes=taken,
+        num_seqs=num_seqs,
+        max_model_len=longest,
+        one_request=fit(1),
+        each_request=fit(num_seqs),
+        pool_tokens=made.max_tokens(in_plan) if made is not None else None,
+        group_pool_tokens=made.max_tokens_per_group(in_plan) if made is not None and windowed else None,
     )
 
 
 def _explain_layer(
-    terms: Explanation, device: Device, software: Software | None, made: Plan | None, layer: LayerShape, ids: tuple[int, ...]
+    terms: Explanation,
+    device: Device,
+    software: Software | None,
+    made: Plan | None,
+    layer: LayerShape,
+    ids: tuple[int, ...],
+    *,
+    is_draft: bool,
 ) -> LayerAnswer:
-    """The plan's own choice, whose page is every layer's; a choice for the layer alone where there is no plan."""
+    """The plan's own choice, whose page is every layer's; a choice for the layer alone where there is no plan.
+
+    A draft layer is in no plan: its choice is its own, with the plan's page.
+    """
     kv_layout = terms.shape.layout_of(layer, terms.kv_layout)
-    request = Request(layer, device, terms.dtype, kv_layout, terms.limits.block_size, terms.parallel, software=software)
+    page = made.block_size if made is not None and is_draft else terms.limits.block_size
+    request = Request(layer, device, terms.dtype, kv_layout, page, terms.parallel, software=software)
     if layer.kind in ("none", "cross"):
-        return LayerAnswer(layer=layer, layer_ids=ids, family=request.family, selection=None, rejected={})
+        return LayerAnswer(layer=layer, layer_ids=ids, family=request.family, selection=None, rejected={}, is_draft=is_draft)
     selection: Selection | None = None
     try:
-        selection = made.selections[ids[0]] if made is not None else None
+        selection = made.selections[ids[0]] if made is not None and not is_draft else None
         selection = selection or select(request, terms.backend)
         rejected = selection.rejected
     except NoBackend as refusal:
@@ -228,6 +197,8 @@ def _explain_layer(
         selection=selection,
         rejected=rejected,
         also_able=tuple(sorted(name for name in backends() if name not in rejected and name != chosen)),
+        proof=judge(selection, device, terms.dtype) if selection is not None else None,
+        is_draft=is_draft,
     )
 
 

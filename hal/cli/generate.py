@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,19 @@ from hal.config.dtypes import model_dtype_name
 
 from .console import InputError, check_backend_name, checked
 
+STDIN = "-"
 SHORT_ANSWER = 128
+MOST_TEMPERATURE = 100.0
 STEP_TOKENS = 2048
 """Prompt tokens per step: long prompts run in pieces of this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the command line asks; an empty device means this machine's best, max_new_tokens None a short answer."""
+    """What the command line asks; an empty device means this machine's best, max_new_tokens None a short answer.
+
+    text: the prompt, or "-" for what stdin has. temperature, top_p, seed: as of Model.generate.
+    """
 
     folder: Path
     text: str
@@ -32,12 +37,18 @@ class Prompt:
     backend: str | None = None
     dtype: str = "auto"
     max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
     raw: bool = False
     stats: bool = False
 
 
 def run_generate(prompt: Prompt) -> int:
     """0, after streaming the answer to stdout. InputError and hal's other errors come before a weight is read."""
+    _check_sampling(prompt)
+    if prompt.text == STDIN:
+        prompt = replace(prompt, text=_read_stdin())
     if not prompt.text.strip():
         raise InputError("the prompt is empty; give the model something to continue")
     if not prompt.folder.is_dir():
@@ -52,6 +63,25 @@ def run_generate(prompt: Prompt) -> int:
     if missing:
         raise InputError(f"{' and '.join(missing)} not installed; pip install 'hal-attention[models]'")
     return _generate(prompt, shape)
+
+
+def _check_sampling(prompt: Prompt) -> None:
+    """Nothing, or InputError; said here because hal.models, which checks too, is only imported once weights are wanted."""
+    if not 0.0 <= prompt.temperature <= MOST_TEMPERATURE:
+        raise InputError(f"--temperature is {prompt.temperature:g}; expected 0 (the likeliest token) to {MOST_TEMPERATURE:g}")
+    if not 0.0 < prompt.top_p <= 1.0:
+        raise InputError(f"--top-p is {prompt.top_p:g}; expected more than 0 and at most 1")
+    if prompt.seed is not None and not 0 <= prompt.seed < 2**63:
+        raise InputError(f"--seed is {prompt.seed}; expected 0 to {2**63 - 1}")
+
+
+def _read_stdin() -> str:
+    """All of stdin without the line break at its end, which a shell adds."""
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"stdin is no text: {error}; give the prompt as {error.encoding}") from error
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _generate(prompt: Prompt, shape: ModelShape) -> int:
@@ -79,7 +109,7 @@ def _generate(prompt: Prompt, shape: ModelShape) -> int:
     )
     loaded = time.perf_counter()
     stream = _Stream(tokenizer)
-    model.generate([tokens], count, on_token=stream.put)
+    model.generate([tokens], count, temperature=prompt.temperature, top_p=prompt.top_p, seed=prompt.seed, on_token=stream.put)
     stream.end()
     if prompt.stats:
         sys.stderr.write(stream.describe(len(tokens), loaded - started, loaded, _where(model)))

@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from hal.matrix import PlatformProof, SupportRow, read_fleet, support_table
 
 from .console import make_console, print_json
+from .tables import fit_table
 
 Served = tuple[tuple[str, str | None], ...]
 """Kinds of attention with the backend of each, hashable."""
@@ -41,16 +41,16 @@ def _show_platform(platform: str, rows: Iterable[SupportRow], fleet: Mapping[str
     for row in rows:
         alike.setdefault(tuple(row.backends.items()), []).append(row.target.partition(":")[2] or row.target)
     console.print(Text(platform, style="bold"))
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    lines: list[tuple[Text | str, ...]] = []
     for served, archs in alike.items():
         kinds: dict[str | None, list[str]] = {}
         for kind, backend in served:
             kinds.setdefault(backend, []).append(kind)
         for backend, names in sorted(kinds.items(), key=lambda item: item[0] is None):
             name = Text("no backend yet", style="dim") if backend is None else Text(backend, style="green")
-            table.add_row(", ".join(archs), name, ", ".join(names))
+            lines.append((", ".join(archs), name, ", ".join(names)))
             archs = []
-    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+    console.print(fit_table(("", "", ""), lines, console))
     proof = fleet.get(platform)
     if proof is not None:
         words = "proved by running" if proof.proof == "run" else f"to be proved by compiling to {proof.proof}"

@@ -10,7 +10,7 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
-from hal.common.explain import format_bytes
+from hal.common.plan_text import format_bytes
 from hal.config import ModelShape
 from hal.config.dtypes import item_size
 from hal.config.weights import ParameterCount, count_parameters
@@ -44,8 +44,7 @@ def measure_weights(asked: str, config: Path, shape: ModelShape, dtype: str, tp:
     files = _checkpoint_files(config if config.is_dir() else config.parent if config.name == "config.json" else None)
     ranks = f", of which {tp} ranks share all but what each must hold whole" if tp > 1 else ""
     if not files:
-        size = counted.on_rank(tp) * item_size(dtype)
-        return Weights(bytes_on_rank=size, basis=_say_count(counted, shape, dtype) + ranks)
+        return Weights(bytes_on_rank=counted.bytes_on_rank(dtype, tp), basis=_say_count(counted, shape, dtype) + ranks)
     total, is_converted = _sum_files(files, dtype)
     whole = min(total, counted.replicated * item_size(dtype))
     into = f", floats as {dtype}" if is_converted else ", as they are stored"
@@ -56,9 +55,10 @@ def measure_weights(asked: str, config: Path, shape: ModelShape, dtype: str, tp:
 
 def _say_count(counted: ParameterCount, shape: ModelShape, dtype: str) -> str:
     linear = any(layer.kind == "none" for layer in shape.layers)
-    error = "rough, since layers without attention are guessed" if linear else "within a few per cent for usual blocks"
+    error = "roughly, since layers without attention are guessed" if linear else "within a few per cent for usual blocks"
     total = f"{counted.total / 10**9:,.2f} billion" if counted.total >= 10**8 else f"{counted.total / 10**6:,.2f} million"
-    return f"about {total} parameters in {dtype}, counted from the config's widths: {error}; quantisation is not looked at"
+    kept = f"{dtype}, all but embeddings in the {counted.stored_bits} bits of its quantisation" if counted.stored_bits else dtype
+    return f"about {total} parameters in {kept}; counted from the config's widths, {error}"
 
 
 def _read_size(text: str) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from hal.config import LayerShape, ModelShape
 
+from .explain_answer import Explanation
+
 
 def say_layer(layer: LayerShape) -> str:
     """What one layer is: "sparse MLA, 128 heads, latent 512 + 64, top 2048 of 64 x 128 index heads"."""
@@ -68,3 +70,13 @@ def say_model(shape: ModelShape) -> tuple[str, str]:
         f"{shape.model_type or 'a model that names no type'}: {shape.num_layers}{drafts} layers{where}",
         f"hidden {shape.hidden_size:,}, vocabulary {shape.vocab_size:,}, {positions}, {shape.dtype or 'dtype not stated'}",
     )
+
+
+def say_verdict(answer: Explanation) -> str:
+    """On which of the devices asked for the model is served."""
+    served = [found.device.target for found in answer.devices if found.is_served]
+    others = [found.device.target for found in answer.devices if not found.is_served]
+    if not served:
+        return f"verdict: served nowhere that was asked for: {', '.join(others)}"
+    rest = f"; not on {', '.join(others)}" if others else ""
+    return f"verdict: served on {', '.join(served)}{rest}"

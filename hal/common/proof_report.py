@@ -15,10 +15,10 @@ import hal
 from .proof import SCHEMA
 
 
-def write_report(path: Path, rows: Sequence[Mapping[str, Any]], root: Path) -> None:
-    """The rows as a report file, with hal's version, the checkout's commit and the day."""
+def write_report(path: Path, rows: Sequence[Mapping[str, Any]], commit: str) -> None:
+    """The rows as a report file, with hal's version, the commit as it was when the suite started, and the day."""
     date = datetime.now(UTC).date().isoformat()
-    head = {"schema": SCHEMA, "hal": hal.__version__, "commit": read_commit(root), "date": date}
+    head = {"schema": SCHEMA, "hal": hal.__version__, "commit": commit, "date": date}
     path.write_text(json.dumps({**head, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
 
 

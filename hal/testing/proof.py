@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hal.common.proof import STATES
-from hal.common.proof_report import name_processor, write_report
+from hal.common.proof_report import name_processor, read_commit, write_report
 from hal.config.sizes import INDEX_LAYOUTS, KIND_LAYOUTS
 
 from .case import Case
@@ -57,7 +57,7 @@ class _Writer:
     """Adds up outcomes by suite, backend, arch and call, and writes them when the run ends."""
 
     def __init__(self, path: Path, root: Path) -> None:
-        self._path, self._root = path, root
+        self._path, self._commit = path, read_commit(root)
         self._rows: dict[tuple[str, ...], dict[str, Any]] = {}
         self._deselected = 0
 
@@ -81,9 +81,11 @@ class _Writer:
         for name in ("layouts", "dtypes") if passed else ():
             call[name] = sorted({*call[name], *noted[name]})
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
         if self._deselected:
             raise pytest.UsageError(f"--proof counts whole suites; {self._deselected} tests were deselected")
+        if not self._rows and exitstatus == pytest.ExitCode.TESTS_FAILED:
+            return
         if not self._rows:
             raise pytest.UsageError("--proof was given and no conformance case ran")
-        write_report(self._path, [self._rows[key] for key in sorted(self._rows)], self._root)
+        write_report(self._path, [self._rows[key] for key in sorted(self._rows)], self._commit)

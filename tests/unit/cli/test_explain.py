@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import hal
 from hal.cli import main
-from hal.cli.explain import LayerAnswer
+from hal.cli.explain_answer import LayerAnswer
 from hal.cli.explain_view import group_refusals
 from hal.common.reason import Reason
 from hal.common.registry import backends
@@ -20,6 +21,8 @@ from hal.config import LayerShape, read_shape
 COMPOSITE = Path(__file__).parents[3] / "examples" / "composite-deepseek-v3.2.json"
 LATENT_BYTES = 61 * (512 + 64) * 2
 INDEX_BYTES = 61 * 128 * 2
+LONG = ("--max-model-len", "10000000")
+"""More than any memory here holds, so that memory and not the model bounds a request."""
 TARGETS = ("cuda:sm_90", "rocm:gfx942", "xpu:pvc", "cpu")
 
 
@@ -34,7 +37,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 
 
 def test_sizes_are_those_of_the_sparse_model(capsys: pytest.CaptureFixture[str]) -> None:
-    report = run_json(capsys, "--device", "cpu", "--memory", "80")
+    report = run_json(capsys, "--device", "cpu", "--memory", "80", *LONG)
     assert report["model"]["index_topk"] == 2048
     (device,) = report["devices"]
     assert (device["kv_bytes_per_token"], device["index_bytes_per_token"]) == (LATENT_BYTES, INDEX_BYTES)
@@ -42,7 +45,9 @@ def test_sizes_are_those_of_the_sparse_model(capsys: pytest.CaptureFixture[str])
     page = device["layers"][0]["block_size"]
     assert device["capacity"] == {
         "memory_bytes": 80 * 10**9,
+        "taken_bytes": device["workspace_bytes"],
         "num_seqs": 64,
+        "max_model_len": 10_000_000,
         "one_request": room // (LATENT_BYTES + INDEX_BYTES),
         "each_request": room // 64 // (LATENT_BYTES + INDEX_BYTES),
         "pool_tokens": room // ((LATENT_BYTES + INDEX_BYTES) * page) * page,
@@ -51,10 +56,10 @@ def test_sizes_are_those_of_the_sparse_model(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_quantised_layout_takes_its_index_keys_along(capsys: pytest.CaptureFixture[str]) -> None:
-    (device,) = run_json(capsys, "--device", "cpu", "--memory", "80", "--kv-layout", "fp8_ds_mla")["devices"]
+    (device,) = run_json(capsys, "--device", "cpu", "--memory", "80", *LONG, "--kv-layout", "fp8_ds_mla")["devices"]
     assert (device["kv_bytes_per_token"], device["index_bytes_per_token"]) == (61 * 656, 61 * 132)
     assert device["capacity"]["one_request"] == (80 * 10**9 - device["workspace_bytes"]) // (61 * (656 + 132))
-    (layer,) = device["layers"]
+    layer = device["layers"][0]
     assert (layer["kv_layout"], layer["index_layout"]) == ("fp8_ds_mla", "indexer_fp8")
     assert "656 + 132 B" in run(capsys, "--device", "cpu", "--kv-layout", "fp8_ds_mla")
 
@@ -63,13 +68,15 @@ def test_every_target_answers_and_accounts_for_every_backend(capsys: pytest.Capt
     report = run_json(capsys, *(word for target in TARGETS for word in ("--device", target)))
     assert [device["target"] for device in report["devices"]] == list(TARGETS)
     for device in report["devices"]:
-        (layer,) = device["layers"]
+        layer, draft = device["layers"]
+        assert draft["draft"]
         assert {layer["backend"], *layer["also_able"], *layer["rejected"]} - {None} == set(backends())
         assert layer["layer_ids"] == list(range(61))
 
 
 def test_unserved_target_still_has_sizes_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
-    (device,) = run_json(capsys, "--device", "gfx942", "--backend", "cpu", "--memory", "1")["devices"]
+    asked = ("--device", "gfx942", "--backend", "cpu", "--memory", "1", "--allow-unserved")
+    (device,) = run_json(capsys, *asked)["devices"]
     assert not device["served"]
     assert device["workspace_bytes"] is None
     assert device["capacity"]["one_request"] == 10**9 // (LATENT_BYTES + INDEX_BYTES)
@@ -104,7 +111,7 @@ def test_latent_is_replicated_over_ranks(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_ranks_that_share_tokens_hold_a_request_together(capsys: pytest.CaptureFixture[str]) -> None:
-    (device,) = run_json(capsys, "--device", "cpu", "--memory", "40", "--dcp", "4")["devices"]
+    (device,) = run_json(capsys, "--device", "cpu", "--memory", "40", "--dcp", "4", *LONG)["devices"]
     assert device["kv_bytes_per_token"] == LATENT_BYTES
     room, page = 40 * 10**9 - device["workspace_bytes"], device["layers"][0]["block_size"]
     assert device["capacity"]["one_request"] == 4 * room // (LATENT_BYTES + INDEX_BYTES)
@@ -112,7 +119,7 @@ def test_ranks_that_share_tokens_hold_a_request_together(capsys: pytest.CaptureF
 
 
 def test_tp_that_divides_nothing_is_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    (device,) = run_json(capsys, "--device", "cpu", "--tp", "3")["devices"]
+    (device,) = run_json(capsys, "--device", "cpu", "--tp", "3", "--allow-unserved")["devices"]
     assert [reason["code"] for reason in device["layers"][0]["rejected"]["cpu"]] == ["heads"]
 
 
@@ -141,7 +148,8 @@ def mixed(tmp_path: Path) -> Path:
 
 
 def test_a_model_with_windows_fits_longer_requests_than_its_pages_hold(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", str(mixed), "--device", "cpu", "--memory", "2", "--json"]) == 0
+    asked = ["explain", str(mixed), "--device", "cpu", "--memory", "2", *LONG]
+    assert main([*asked, "--json"]) == 0
     (device,) = json.loads(capsys.readouterr().out)["devices"]
     capacity, room = device["capacity"], 2 * 10**9 - device["workspace_bytes"]
     shape = read_shape(mixed)
@@ -149,7 +157,7 @@ def test_a_model_with_windows_fits_longer_requests_than_its_pages_hold(mixed: Pa
     assert 64 * shape.kv_bytes(capacity["each_request"]) <= room < 64 * shape.kv_bytes(capacity["each_request"] + 1)
     assert capacity["pool_tokens"] * shape.kv_bytes_per_token() <= room
     assert capacity["one_request"] > 1.9 * capacity["pool_tokens"]
-    assert main(["explain", str(mixed), "--device", "cpu", "--memory", "2"]) == 0
+    assert main(asked) == 0
     text = capsys.readouterr().out
     assert f"one request of {capacity['one_request']:,} tokens, or 64 of {capacity['each_request']:,} each" in text
     assert f"{capacity['pool_tokens']:,} tokens over all requests" in text
@@ -208,14 +216,20 @@ def test_sizes_say_what_they_count_in_full(compressed: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(("kv_layout", "kv_bytes"), [("latent_fp8", 576), ("fp8_ds_mla", 656)], ids=["latent_fp8", "fp8_ds_mla"])
 def test_a_layout_is_asked_for_by_name(kv_layout: str, kv_bytes: int, capsys: pytest.CaptureFixture[str]) -> None:
     (device,) = run_json(capsys, "--device", "cpu", "--kv-layout", kv_layout)["devices"]
-    (layer,) = device["layers"]
+    layer = device["layers"][0]
     assert (layer["kv_layout"], layer["index_layout"]) == (kv_layout, "indexer_fp8")
     assert device["kv_bytes_per_token"] == 61 * kv_bytes
 
 
 def test_draft_layers_have_a_row(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(mixed), "--device", "cpu"]) == 0
-    assert "draft layer 6 " in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "draft layer 6 " in text
+    assert re.search("draft 6 attention +cpu", text)
+    assert "128 B more, in no other size here" in text
+    assert main(["explain", str(mixed), "--device", "cpu", "--json"]) == 0
+    layers = json.loads(capsys.readouterr().out)["devices"][0]["layers"]
+    assert [(layer["draft"], layer["layer_ids"], layer["backend"]) for layer in layers][-1] == (True, [6], "cpu")
 
 
 DECLARED = ("--software", "flash_attn_3=3.0.0, aiter=0.1.21.post2", "--software", "vllm_xpu_kernels=0.1.16.2")
@@ -252,4 +266,4 @@ def test_what_is_taken_as_installed_is_said(
 def test_layers_that_differ_are_told_apart(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(mixed), "--device", "cpu", "--json"]) == 0
     (device,) = json.loads(capsys.readouterr().out)["devices"]
-    assert [layer["layer_ids"] for layer in device["layers"]] == [[0, 2, 4], [1, 3, 5]]
+    assert [layer["layer_ids"] for layer in device["layers"] if not layer["draft"]] == [[0, 2, 4], [1, 3, 5]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,43 @@ def test_chat_template_is_applied(folder: Path, greedy: LlamaForCausalLM, capsys
 def test_raw_leaves_the_template_out(folder: Path, greedy: LlamaForCausalLM, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(folder), "hello world", "--raw", "--max-new-tokens", "8"]) == 0
     assert capsys.readouterr().out.split() == expected(greedy, "hello world", 8)
+
+
+def draw(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    assert main(["generate", str(folder), "hello world", "--max-new-tokens", "12", *more]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_seed_draws_the_same_text_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, again, other = (draw(folder, capsys, "--temperature", "5", "--seed", seed) for seed in ("1", "1", "2"))
+    assert one == again != other
+
+
+def test_a_narrow_top_p_leaves_the_likeliest_token(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    greedy = draw(folder, capsys)
+    assert draw(folder, capsys, "--temperature", "5", "--top-p", "0.000001", "--seed", "3") == greedy
+    assert draw(folder, capsys, "--temperature", "5", "--top-p", "1", "--seed", "3") != greedy
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n"], ids=["bare", "newline", "crlf"])
+def test_a_dash_reads_the_prompt_from_stdin(
+    ending: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"hello world{ending}"))
+    assert main(["generate", str(folder), "-", "--max-new-tokens", "8"]) == 0
+    piped = capsys.readouterr().out
+    assert main(["generate", str(folder), "hello world", "--max-new-tokens", "8"]) == 0
+    assert capsys.readouterr().out == piped
+
+
+def test_stdin_that_is_no_text_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x80"), encoding="utf-8"))
+    assert main(["generate", str(folder), "-"]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert "stdin is no text" in captured.err
 
 
 def test_stats_go_to_stderr(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

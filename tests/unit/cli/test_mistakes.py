@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import hal
 from hal.cli import main
 
 GOOD = {
@@ -41,6 +42,17 @@ MISTAKES = {
     "explain-memory-nan": (["explain", "{}", "--memory", "nan"], "--memory is nan"),
     "explain-memory-inf": (["explain", "{}", "--memory", "inf"], "--memory is inf"),
     "explain-memory-huge": (["explain", "{}", "--memory", "1e300"], "--memory is 1e+300"),
+    "explain-memory-absurd": (["explain", "{}", "--memory", "1e12"], "--memory is 1e+12; expected a positive number of GB"),
+    "explain-negative-memory": (["explain", "{}", "--memory", "-1"], "--memory is -1"),
+    "explain-weights-of-no-unit": (["explain", "{}", "--weights", "12 pounds"], "--weights is '12 pounds'"),
+    "explain-negative-weights": (["explain", "{}", "--weights", "-5"], "--weights is '-5'"),
+    "explain-weights-absurd": (["explain", "{}", "--weights", "1e30"], "expected auto or the bytes"),
+    "explain-ranks-absurd": (["explain", "{}", "--tp", "1000000"], "--tp is 1,000,000; expected at most 4,096"),
+    "explain-dcp-absurd": (["explain", "{}", "--dcp", "1000000"], "--dcp is 1,000,000"),
+    "explain-length-absurd": (["explain", "{}", "--max-model-len", "2000000000"], "--max-model-len is 2,000,000,000"),
+    "explain-requests-absurd": (["explain", "{}", "--max-num-seqs", "2000000000"], "--max-num-seqs is 2,000,000,000"),
+    "explain-tokens-absurd": (["explain", "{}", "--max-num-batched-tokens", "2000000000"], "--max-num-batched-tokens is"),
+    "explain-page-absurd": (["explain", "{}", "--block-size", "1000000"], "--block-size is 1,000,000"),
     "explain-no-length": (["explain", "{}", "--max-model-len", "0"], "max_model_len is 0"),
     "explain-storage-dtype": (["explain", "{}", "--dtype", "uint8"], "expected one of float16, bfloat16, float32"),
     "explain-arch-of-no-platform": (["explain", "{}", "--device", ":sm_90"], "unknown target ':sm_90'"),
@@ -56,6 +68,11 @@ MISTAKES = {
     "generate-unknown-device": (["generate", "{}", "hello", "--device", "tpu"], "unknown target 'tpu'"),
     "generate-unknown-backend": (["generate", "{}", "hello", "--backend", "gpu"], "unknown backend 'gpu'"),
     "generate-unknown-dtype": (["generate", "{}", "hello", "--dtype", "int8"], "unknown dtype 'int8'"),
+    "generate-cold": (["generate", "{}", "hello", "--temperature", "-1"], "--temperature is -1"),
+    "generate-hot": (["generate", "{}", "hello", "--temperature", "nan"], "--temperature is nan"),
+    "generate-no-top": (["generate", "{}", "hello", "--top-p", "0"], "--top-p is 0"),
+    "generate-top-above-one": (["generate", "{}", "hello", "--top-p", "1.5"], "--top-p is 1.5"),
+    "generate-negative-seed": (["generate", "{}", "hello", "--seed", "-1"], "--seed is -1"),
     "generate-no-tokenizer": (["generate", "{}", "hello"], "holds no tokenizer"),
     "compile-no-such-path": (["compile", "{}/absent"], "does not exist"),
     "compile-broken-json": (["compile", "{}/broken"], "config.json"),
@@ -86,6 +103,11 @@ def test_mistake_is_one_line(arguments: list[str], text: str, folder: Path, caps
 def test_usage_error_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"hal {hal.__version__}\n"
 
 
 def test_unknown_log_level_is_pointed_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
