@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from hal.config import MLAShape
 
-MLAForm = Literal["absorbed", "decompressed"]
+from .step import MLAForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

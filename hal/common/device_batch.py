@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .building.block_ids import TableRules
 from .errors import BatchError
-from .limits import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,28 +125,6 @@ def _check_host_lengths(
             f"request {request} has {query_lens[request]} new tokens and seq_lens_upper {seq_lens_upper[request]}, which "
             "includes them"
         )
-
-
-def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, device_type: str) -> None:
-    """Nothing, or BatchError where what the host can see breaks a limit of the plan."""
-    requests, tokens, longest = batch.num_reqs, batch.num_tokens, batch.max_seq_len
-    if requests > limits.max_num_seqs or tokens > limits.max_num_batched_tokens or longest > limits.max_model_len:
-        raise BatchError(
-            f"a step has {requests} requests, {tokens} new tokens and max_seq_len {longest}; the plan allows "
-            f"{limits.max_num_seqs}, {limits.max_num_batched_tokens} and {limits.max_model_len}"
-        )
-    if batch.max_query_len > longest:
-        raise BatchError(f"max_query_len {batch.max_query_len} exceeds max_seq_len {longest}, which includes it")
-    rules.for_tables(len(batch.block_tables))
-    needed = -(-longest // rules.tokens_per_page)
-    for table in batch.block_tables:
-        if table.shape[1] < needed:
-            raise BatchError(
-                f"the block table has {table.shape[1]} columns; max_seq_len {longest} needs {needed} pages of "
-                f"{rules.tokens_per_page} tokens"
-            )
-    if batch.seq_lens.device.type != device_type:
-        raise BatchError(f"the batch lies on {batch.seq_lens.device}, the plan runs on {device_type}")
 
 
 def _as_tuple(tensors: Any) -> tuple[torch.Tensor, ...]:

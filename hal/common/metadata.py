@@ -11,22 +11,23 @@ import torch
 from .batch import Batch
 from .building.assemble import Assembler
 from .building.block_ids import make_rules
-from .building.chunks import Scoring, plan_scores, spread_scores
+from .building.chunks import plan_scores, spread_scores
 from .building.device_findings import find_mistake, find_shared_write, find_wrong_hint, hide_requests
 from .building.fill import HostStep, arrange, fill_from_host, see_device_batch
 from .building.fill_device import fill_from_device
-from .building.fill_rows import RowRule, fill_rows, row_rules
+from .building.fill_rows import fill_rows
 from .building.mla_runs import plan_runs
 from .building.regions import ALIGNMENT, decompressed_kinds, list_regions
+from .building.row_rules import RowRule, row_rules
 from .building.staging import Staging
-from .building.validation import check_batch, check_counts
+from .building.validation import check_batch, check_counts, check_device_batch
 from .dcp.bounds import ShardBounds
-from .device_batch import DeviceBatch, check_device_batch
+from .device_batch import DeviceBatch
 from .environment import read_variable
 from .errors import BatchError, InputError
 from .kernels import IndexerChunk
 from .pages import PagePool
-from .step import MLAKind, MLARun, Phase, StepMetadata, scoring
+from .step import MLAKind, MLARun, Phase, Scoring, StepMetadata, scoring
 from .workspace import context_rows
 
 if TYPE_CHECKING:

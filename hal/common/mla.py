@@ -10,8 +10,8 @@ import torch
 from hal.config import LayerShape
 
 from .dcp.group import DCPGroup
-from .dcp.key_rules import key_rule
 from .kernels import KVCache, PagedBatch, Segment
+from .key_rules import key_rule
 from .parallel import Parallel
 from .step import ContextChunk, MLARun, Phase, StepMetadata, mla_kind
 from .topk import TopkState

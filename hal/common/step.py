@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hal.config import LayerShape, MLAShape
 
-from .building.chunks import ContextPiece, Scoring
-from .cost import MLAForm
-from .dcp.key_rules import KeyRule
 from .kernels import IndexerChunk, PagedBatch
+from .key_rules import KeyRule
 
 if TYPE_CHECKING:
     import torch
+
+
+MLAForm = Literal["absorbed", "decompressed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextPiece:
+    """Positions start..stop of one request's context."""
+
+    request: int
+    start: int
+    stop: int
+
+
+class Scoring(NamedTuple):
+    """How an indexer scores: it keeps the topk best keys, each of which stands for tokens_per_key tokens."""
+
+    topk: int
+    tokens_per_key: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

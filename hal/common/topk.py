@@ -9,11 +9,11 @@ import torch
 from hal.config import LayerShape
 
 from .dcp.group import DCPGroup
-from .dcp.key_rules import INDEX_RULE
 from .dcp.topk import choose_over_ranks
 from .errors import BatchError
 from .findings import Finding
 from .kernels import IndexInputs, KVCache
+from .key_rules import INDEX_RULE
 from .parallel import Parallel
 from .score import score_chunk
 from .step import Phase, StepMetadata, scoring

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.building.chunks import ContextPiece, plan_context
+from hal.common.building.chunks import plan_context
+from hal.common.step import ContextPiece
 from hal.config import LayerShape, MLAShape, ModelShape
 
 from .targets import BOUNDED

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.dcp.key_rules import INDEX_RULE, KeyRule, key_rule
+from hal.common.key_rules import INDEX_RULE, KeyRule, key_rule
 from hal.common.metadata import MetadataBuilder
 from hal.common.pages import make_pools
 from hal.common.parallel import global_position, local_length, local_position, longest_share, owner

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from hal.common.dcp.bounds import ShardBounds
 from hal.common.kernels import IndexerChunk, PagedBatch
-from hal.common.step import GroupStep, MLAKind, MLARun, Phase, StepMetadata
+from hal.common.step import GroupStep, MLAKind, MLARun, Phase, Scoring, StepMetadata
 
-from .chunks import Scoring
-from .fill_rows import RowRule
+from .row_rules import RowRule
 from .staging import Staging
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hal.common.dcp.key_rules import KeyRule, key_rule
 from hal.common.errors import BatchError
+from hal.common.key_rules import KeyRule, key_rule
 from hal.common.pages import PagePool
 
 if TYPE_CHECKING:

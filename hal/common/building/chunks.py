@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from hal.common.errors import InputError
 from hal.common.kernels import IndexerChunk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextPiece:
-    """Positions start..stop of one request's context."""
-
-    request: int
-    start: int
-    stop: int
+from hal.common.step import ContextPiece, Scoring
 
 
 def plan_context(context_lens: Sequence[int], max_rows: int, alignment: int) -> tuple[tuple[ContextPiece, ...], ...]:
@@ -45,13 +35,6 @@ def plan_context(context_lens: Sequence[int], max_rows: int, alignment: int) -> 
     if current:
         chunks.append(tuple(current))
     return tuple(chunk for chunk in chunks if chunk)
-
-
-class Scoring(NamedTuple):
-    """How an indexer scores: it keeps the topk best keys, each of which stands for tokens_per_key tokens."""
-
-    topk: int
-    tokens_per_key: int = 1
 
 
 def plan_scores(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
-from hal.common.cost import MLAForm, count_mla
-from hal.common.step import ContextChunk, MLAKind, MLARun
+from hal.common.cost import count_mla
+from hal.common.step import ContextChunk, MLAForm, MLAKind, MLARun
 
 from .chunks import plan_context
 

@@ -13,7 +13,7 @@ from hal.common.step import MLAKind, mla_kind
 from hal.common.workspace import context_rows
 from hal.config import ModelShape
 
-from .fill_rows import row_regions, row_rules
+from .row_rules import row_regions, row_rules
 
 if TYPE_CHECKING:
     from hal.common.cache_groups import CacheGroup

@@ -7,6 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from hal.common.batch import Batch
+from hal.common.device_batch import DeviceBatch
 from hal.common.errors import BatchError
 from hal.common.limits import Limits
 
@@ -37,6 +38,28 @@ def check_counts(num_reqs: int, num_tokens: int, limits: Limits) -> None:
         raise BatchError(
             f"{num_tokens} new tokens in a step, the plan allows max_num_batched_tokens = {limits.max_num_batched_tokens}"
         )
+
+
+def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, device_type: str) -> None:
+    """Nothing, or BatchError where what the host can see breaks a limit of the plan."""
+    requests, tokens, longest = batch.num_reqs, batch.num_tokens, batch.max_seq_len
+    if requests > limits.max_num_seqs or tokens > limits.max_num_batched_tokens or longest > limits.max_model_len:
+        raise BatchError(
+            f"a step has {requests} requests, {tokens} new tokens and max_seq_len {longest}; the plan allows "
+            f"{limits.max_num_seqs}, {limits.max_num_batched_tokens} and {limits.max_model_len}"
+        )
+    if batch.max_query_len > longest:
+        raise BatchError(f"max_query_len {batch.max_query_len} exceeds max_seq_len {longest}, which includes it")
+    rules.for_tables(len(batch.block_tables))
+    needed = -(-longest // rules.tokens_per_page)
+    for table in batch.block_tables:
+        if table.shape[1] < needed:
+            raise BatchError(
+                f"the block table has {table.shape[1]} columns; max_seq_len {longest} needs {needed} pages of "
+                f"{rules.tokens_per_page} tokens"
+            )
+    if batch.seq_lens.device.type != device_type:
+        raise BatchError(f"the batch lies on {batch.seq_lens.device}, the plan runs on {device_type}")
 
 
 def _check_padding(batch: Batch, limits: Limits) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from hal.common.kernels import KVCache
+from hal.common.key_rules import key_rule
 from hal.common.step import StepMetadata
 from hal.config import LayerShape
 
 from .group import DCPGroup
-from .key_rules import key_rule
 
 
 def attend_shards(

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hal.common.kernels import IndexerChunk, PagedBatch
+from hal.common.key_rules import KeyRule, list_rules
 from hal.common.parallel import local_length, longest_share
-
-from .key_rules import KeyRule, list_rules
 
 if TYPE_CHECKING:
     from hal.common.plan import Plan

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from hal.common.buffer import Buffer
+from hal.common.key_rules import list_rules
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import item_size
-
-from .key_rules import list_rules
 
 
 def rank_buffers(shape: ModelShape, limits: Limits, parallel: Parallel, dtype: str) -> tuple[Buffer, ...]:

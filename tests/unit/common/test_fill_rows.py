@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.common.building.fill_rows import RowRule, fill_rows, row_regions
+from hal.common.building.fill_rows import fill_rows
+from hal.common.building.row_rules import RowRule, row_regions
 
 BLOCK_SIZE = 16
 
