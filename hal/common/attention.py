@@ -251,7 +251,7 @@ class Attention:
 
         q_nope [tokens, heads, nope], or [tokens, heads, lora] already absorbed, with out [tokens, heads, lora]. index: on a
         layer that owns an indexer; a layer that shares one uses the owner's choice of this step. topk int32 [tokens, width]
-        overrides both.
+        overrides both; it is a set of ids per token, -1 for none, and one that occurs twice counts once.
 
         With a DCP group every rank gives the same latents, index inputs and topk (whole requests' positions) and the queries
         of its own heads, as in attend. Latents of other ranks' tokens are never here, so the form is always the absorbed one.

@@ -197,8 +197,13 @@ class Backend:
         """
         raise NotImplementedError
 
-    def expand_pools(self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
-        """int32 [tokens, width]: the tokens of each chosen pool and of the open tail, then -1."""
+    def expand_pools(
+        self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, *, distinct: bool = False
+    ) -> torch.Tensor:
+        """int32 [tokens, width]: the tokens of each chosen pool and of the open tail, then -1.
+
+        A pool that a row names twice counts once. distinct: no row does, so that none has to be looked for.
+        """
         raise NotImplementedError
 
     def rows_from_topk(
@@ -211,11 +216,13 @@ class Backend:
         block_size: int,
         rows_per_page: int | None = None,
         parallel: Parallel,
+        distinct: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows int32 [tokens, width], valid ones first and -1 after, and their count int32 [tokens].
 
         An id below 0 or at or past its request's length, a column outside the table, a negative block and a token that
-        another DCP rank owns all give no row.
+        another DCP rank owns all give no row, and an id that stands further left already gives no second one. distinct: no id
+        occurs twice, so that none has to be looked for.
         """
         raise NotImplementedError
 

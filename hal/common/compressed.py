@@ -99,6 +99,7 @@ def _convert(call: CompressedCall, cache: KVCache, batch: PagedBatch, req_id: to
         block_size=cache.block_size,
         rows_per_page=cache.page_stride,
         parallel=call.parallel,
+        distinct=True,
     )
     return rows
 

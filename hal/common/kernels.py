@@ -53,6 +53,7 @@ def refuse_key_ranges(batch: PagedBatch, call: str) -> None:
 class Segment(NamedTuple):
     """One list of cache rows that sparse_mla attends to: rows int32 [tokens, width] compacted, valid int32 [tokens].
 
+    A row counts as often as it is listed: rows_from_topk, whose ids are a set, lists none twice.
     hal's own kernels see no key on a row outside the cache, -1 among them.
     """
 

@@ -96,7 +96,7 @@ class _Call:
     ranks: DCPGroup | None
 
     def attend_run(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        is_masked = self.choice is not None and (run.max_seq_len > _topk(self.layer) or self.choice.is_explicit)
+        is_masked = self.choice is not None and (run.max_seq_len > _topk(self.layer) or self.choice.is_explicit(self.layer))
         if run.form == "absorbed" or (is_masked and not self.can_mask):
             table = phase.batches[self.group]
             batch = PagedBatch(

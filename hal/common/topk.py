@@ -8,6 +8,7 @@ import torch
 
 from hal.config import LayerShape
 
+from .choice_kind import ChoiceKind, choice_kind, list_kinds
 from .dcp.group import DCPGroup
 from .dcp.topk import choose_over_ranks
 from .errors import BatchError
@@ -15,6 +16,7 @@ from .findings import Finding
 from .kernels import IndexInputs, KVCache
 from .key_rules import INDEX_RULE
 from .parallel import Parallel
+from .repeats import forget_repeats
 from .score import score_chunk
 from .step import Phase, StepMetadata, scoring
 
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class TopkState:
-    """A buffer int32 [max tokens, width] per width, in execution order, written by an owner and read by the layers that share.
+    """A buffer int32 [max tokens, width] per kind, in execution order, written by an owner and read by the layers that share.
 
-    is_explicit: the latest choice was handed over, so that it may leave out keys of a request shorter than topk.
-    nan_scores: tokens with a NaN among their scores. lost_choices: handed-over ids past what their token may see.
+    No id occurs twice in a row. nan_scores: tokens with a NaN among their scores. lost_choices: handed-over ids past what their
+    token may see.
 
     Cache rows are converted once per choice and page geometry, since layers of one cache group share their block table.
     """
@@ -34,11 +36,13 @@ class TopkState:
     def __init__(self, plan: Plan, torch_device: str, ranks: DCPGroup | None = None) -> None:
         self._ranks = ranks
         tokens = plan.limits.max_num_batched_tokens
-        widths = {layer.indexer.width for layer in plan.shape.layers if layer.indexer is not None}
-        self._buffers = {width: torch.full((tokens, width), -1, dtype=torch.int32, device=torch_device) for width in widths}
-        self.is_explicit = False
+        self._buffers = {
+            kind: torch.full((tokens, kind.width), -1, dtype=torch.int32, device=torch_device)
+            for kind in list_kinds(plan.shape.layers)
+        }
         self.nan_scores, self.lost_choices = Finding(torch_device), Finding(torch_device)
-        self._steps: dict[int, int] = {}
+        self._steps: dict[ChoiceKind, int] = {}
+        self._explicit: set[ChoiceKind] = set()
         self._rows: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def choose(
@@ -46,8 +50,7 @@ class TopkState:
     ) -> None:
         """Score the step's queries and keep the best keys of each."""
         indexer, each = _indexer(layer), scoring(layer)
-        self.is_explicit = False
-        buffer = self._renew(indexer.width, metadata)
+        buffer = self._renew(layer, metadata, is_explicit=False)
         is_pooled = indexer.pool > 1
         # Pools are chosen first and their tokens written after; what is chosen otherwise goes straight to the buffer.
         picked = buffer.new_empty((buffer.shape[0], each.topk)) if is_pooled else buffer
@@ -74,35 +77,42 @@ class TopkState:
                     has_nan = scores.amax(dim=1).isnan()
                 self._count_nan(layer, metadata, tokens.start + chunk.token_start, has_nan)
             if is_pooled:
-                buffer[phase.tokens] = kernels("expand_pools")(chosen, phase.key_bounds, indexer.pool, indexer.width)
+                buffer[phase.tokens] = kernels("expand_pools")(
+                    chosen, phase.key_bounds, indexer.pool, indexer.width, distinct=True
+                )
 
     def take(self, layer: LayerShape, topk: torch.Tensor, metadata: StepMetadata) -> None:
-        """Use a choice made elsewhere: topk int32 [tokens, width] in the engine's order; keys after a query are none of its."""
-        self.is_explicit = True
-        buffer = self._renew(_indexer(layer).width, metadata)
+        """Use a choice made elsewhere: topk int32 [tokens, width] in the engine's order.
+
+        Keys after a query are none of its, and an id that occurs twice in a row counts once.
+        """
+        buffer = self._renew(layer, metadata, is_explicit=True)
         order = metadata.token_order
         chosen = topk[: metadata.num_tokens] if order is None else topk.index_select(0, order)
         for phase in metadata.phases:
             ids = chosen[phase.tokens]
             is_foreign = ids >= phase.key_bounds[:, None]
             self._count_foreign(layer, metadata, phase, ids, is_foreign)
-            buffer[phase.tokens] = torch.where(is_foreign, ids.new_full((), -1), ids)
+            buffer[phase.tokens] = forget_repeats(torch.where(is_foreign, ids.new_full((), -1), ids))
+
+    def is_explicit(self, layer: LayerShape) -> bool:
+        """Whether the layer's choice was handed over, so that it may leave out keys of a request shorter than topk."""
+        return _kind(layer) in self._explicit
 
     def check(self, layer: LayerShape, metadata: StepMetadata) -> None:
         """Nothing, or BatchError where no layer has chosen in this step yet."""
-        if self._steps.get(_indexer(layer).width) != metadata.step_id:
+        if self._steps.get(_kind(layer)) != metadata.step_id:
             raise BatchError(f"layer {layer.layer_id} shares an indexer and no layer before it has chosen keys in this step")
 
     def ids(self, layer: LayerShape, phase: Phase) -> torch.Tensor:
         """The choice of a phase's tokens, int32 [tokens, width]."""
-        return self._buffers[_indexer(layer).width][phase.tokens]
+        return self._buffers[_kind(layer)][phase.tokens]
 
     def rows(
         self, layer: LayerShape, kernels: Any, cache: KVCache, group: int, phase: Phase, parallel: Parallel
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The chosen rows of a phase's tokens in a cache group: rows int32 [tokens, width], valid int32 [tokens]."""
-        width = _indexer(layer).width
-        key = (width, phase.tokens.start, group, cache.page_stride)
+        key = (_kind(layer), phase.tokens.start, group, cache.page_stride)
         if key not in self._rows:
             batch = phase.batches[group]
             self._rows[key] = kernels("rows_from_topk")(
@@ -113,6 +123,7 @@ class TopkState:
                 block_size=cache.block_size,
                 rows_per_page=cache.page_stride,
                 parallel=parallel,
+                distinct=True,
             )
         return self._rows[key]
 
@@ -133,10 +144,12 @@ class TopkState:
 
         self.lost_choices.add(is_foreign, describe)
 
-    def _renew(self, width: int, metadata: StepMetadata) -> torch.Tensor:
-        self._steps[width] = metadata.step_id
-        self._rows = {key: rows for key, rows in self._rows.items() if key[0] != width}
-        return self._buffers[width]
+    def _renew(self, layer: LayerShape, metadata: StepMetadata, *, is_explicit: bool) -> torch.Tensor:
+        kind = _kind(layer)
+        self._steps[kind] = metadata.step_id
+        (self._explicit.add if is_explicit else self._explicit.discard)(kind)
+        self._rows = {key: rows for key, rows in self._rows.items() if key[0] != kind}
+        return self._buffers[kind]
 
 
 def _select_all(chosen: torch.Tensor, counts: torch.Tensor) -> None:
@@ -148,6 +161,13 @@ def _select_all(chosen: torch.Tensor, counts: torch.Tensor) -> None:
 def _engine_token(metadata: StepMetadata, token: int) -> int:
     """The engine's index of an executed token."""
     return token if metadata.token_order is None else int(metadata.token_order[token])
+
+
+def _kind(layer: LayerShape) -> ChoiceKind:
+    kind = choice_kind(layer)
+    if kind is None:
+        raise BatchError(f"layer {layer.layer_id} has no indexer")
+    return kind
 
 
 def _indexer(layer: LayerShape) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from hal.config import ModelShape
 from hal.config.dtypes import item_size
 
 from .buffer import Buffer
+from .choice_kind import ChoiceKind, choice_kind, list_kinds
 from .errors import InputError
 from .limits import Limits
 from .parallel import Parallel
@@ -77,14 +78,21 @@ def _choice_buffers(shape: ModelShape, limits: Limits) -> list[Buffer]:
             f"max_logits_bytes is {limits.max_logits_bytes}; the index scores of one token over max_model_len "
             f"{limits.max_model_len} take {keys * 4}; raise it, or lower max_model_len"
         )
-    widths = sorted({indexer.width for indexer in indexers})
-    names = ["top-k"] if len(widths) == 1 else [f"top-k of {width}" for width in widths]
-    buffers = [Buffer(name=name, shape=(tokens, width), dtype="int32") for name, width in zip(names, widths, strict=True)]
+    kinds = list_kinds(choosing)
+    names = ["top-k"] if len(kinds) == 1 else [_name_choice(kind, kinds) for kind in kinds]
+    buffers = [Buffer(name=name, shape=(tokens, kind.width), dtype="int32") for name, kind in zip(names, kinds, strict=True)]
     pools = max((indexer.topk // indexer.pool for indexer in indexers if indexer.pool > 1), default=0)
     if pools:
         buffers.append(Buffer(name="chosen pools", shape=(tokens, pools), dtype="int32", transient=True))
     scores = min(limits.max_logits_bytes // 4, tokens * max(1, keys))
     return [*buffers, Buffer(name="index scores", shape=(scores,), dtype="float32", transient=True)]
+
+
+def _name_choice(kind: ChoiceKind, kinds: Sequence[ChoiceKind]) -> str:
+    name = f"top-k of {kind.width}"
+    if sum(each.width == kind.width for each in kinds) > 1:
+        name += f" ({kind.topk} of {kind.tokens_per_id} tokens each)"
+    return name
 
 
 def chosen_rows(shape: ModelShape, limits: Limits, groups: Iterable[CacheGroup]) -> tuple[Buffer, ...]:
@@ -93,11 +101,11 @@ def chosen_rows(shape: ModelShape, limits: Limits, groups: Iterable[CacheGroup])
         (each.part, owner): each.group_id for each in groups for owner in each.layer_ids
     }
     read = {
-        (layer.indexer.width, group_of.get(("kv", layer.kv_source) if layer.mla is not None else ("entries", layer.entry_source)))
+        (kind, group_of.get(("kv", layer.kv_source) if layer.mla is not None else ("entries", layer.entry_source)))
         for layer in shape.layers
-        if layer.indexer is not None
+        if (kind := choice_kind(layer)) is not None
     }
-    shape_of_all = (limits.max_num_batched_tokens, sum(width + 1 for width, _ in read))
+    shape_of_all = (limits.max_num_batched_tokens, sum(kind.width + 1 for kind, _ in read))
     return (Buffer(name="chosen rows", shape=shape_of_all, dtype="int32", transient=True),) if read else ()
 
 

@@ -121,8 +121,10 @@ class CPUBackend(Backend):
     ) -> torch.Tensor:
         return self._topk.select_topk(scores, lengths, k, width)
 
-    def expand_pools(self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
-        return self._topk.expand_pools(topk, lengths, pool, width)
+    def expand_pools(
+        self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, *, distinct: bool = False
+    ) -> torch.Tensor:
+        return self._topk.expand_pools(topk, lengths, pool, width, distinct)
 
     def rows_from_topk(
         self,
@@ -134,8 +136,10 @@ class CPUBackend(Backend):
         block_size: int,
         rows_per_page: int | None = None,
         parallel: Parallel,
+        distinct: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._topk.rows_from_topk(topk, req_id, block_table, seq_lens, block_size, rows_per_page or block_size, parallel)
+        stride = rows_per_page or block_size
+        return self._topk.rows_from_topk(topk, req_id, block_table, seq_lens, block_size, stride, parallel, distinct)
 
     def sparse_mla(
         self,

@@ -6,6 +6,7 @@ import torch
 
 from hal.common.errors import BatchError, LayoutError
 from hal.common.parallel import Parallel, local_position, owner
+from hal.common.repeats import forget_repeats
 
 from .checks import check_counts, check_floats, check_integers
 
@@ -58,7 +59,7 @@ def _best_ids(scores: torch.Tensor, bounds: torch.Tensor | None, count: int) -> 
     return ids
 
 
-def expand_pools(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
+def expand_pools(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, distinct: bool) -> torch.Tensor:
     """int32 [tokens, width]: the tokens of each chosen full pool, in the order of the choice, those of the open tail, then -1."""
     check_integers("topk", topk, 2)
     check_integers("lengths", lengths, 1)
@@ -68,6 +69,8 @@ def expand_pools(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: in
         raise LayoutError(f"pools of {pool} tokens; expected at least 1")
     if num_pools * pool + pool - 1 > width:
         raise LayoutError(f"{num_pools} pools of {pool} tokens and an open tail do not fit in rows of {width}; widen the rows")
+    if not distinct:
+        topk = forget_repeats(topk)
     lengths = lengths.long().clamp(min=0)[:, None]
     full = lengths // pool
     within = torch.arange(pool)
@@ -89,6 +92,7 @@ def rows_from_topk(
     block_size: int,
     rows_per_page: int,
     parallel: Parallel,
+    distinct: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows int32 [tokens, width] with the valid ones first, in their order, and how many there are."""
     _check_rows(topk, req_id, block_table, seq_lens, block_size, rows_per_page)
@@ -96,6 +100,8 @@ def rows_from_topk(
         raise BatchError(f"block_size {block_size} is no multiple of the DCP interleave {parallel.interleave}")
     if not topk.numel() or not block_table.numel():
         return torch.full_like(topk, -1, dtype=torch.int32), topk.new_zeros(topk.shape[0], dtype=torch.int32)
+    if not distinct:
+        topk = forget_repeats(topk)
     # A token of no request has no key, and neither has what lies past the table.
     request = req_id.long().clamp(min=0, max=seq_lens.shape[0] - 1)
     bounds = torch.where(request == req_id, seq_lens[request], 0)

@@ -26,9 +26,11 @@ def select_topk(
     return chosen
 
 
-def expand_pools(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, *, backend: str | None = None) -> torch.Tensor:
+def expand_pools(
+    topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, *, distinct: bool = False, backend: str | None = None
+) -> torch.Tensor:
     """int32 [tokens, width], as Backend.expand_pools, by the operator."""
-    tokens: torch.Tensor = _EXPAND(topk, lengths, pool, width, backend)
+    tokens: torch.Tensor = _EXPAND(topk, lengths, pool, width, distinct, backend)
     return tokens
 
 
@@ -41,12 +43,13 @@ def rows_from_topk(
     block_size: int,
     rows_per_page: int | None = None,
     parallel: Parallel,
+    distinct: bool = False,
     backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows int32 [tokens, width] and their count int32 [tokens], as Backend.rows_from_topk, by the operator."""
     share = [parallel.dcp, parallel.dcp_rank, parallel.interleave]
     found: tuple[torch.Tensor, torch.Tensor] = _ROWS(
-        topk, req_id, block_table, seq_lens, block_size, rows_per_page, share, backend
+        topk, req_id, block_table, seq_lens, block_size, rows_per_page, share, distinct, backend
     )
     return found
 
@@ -97,12 +100,17 @@ def _trace_select(
     return scores.new_empty((scores.shape[0], width), dtype=torch.int32)
 
 
-def _run_expand(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, backend: str | None) -> torch.Tensor:
+def _run_expand(
+    topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, distinct: bool, backend: str | None
+) -> torch.Tensor:
     _check_expand(topk, lengths, pool)
-    return settle(find_calls(backend, topk.device).expand_pools(topk, lengths, pool, width), torch.int32, topk)
+    tokens = find_calls(backend, topk.device).expand_pools(topk, lengths, pool, width, distinct=distinct)
+    return settle(tokens, torch.int32, topk)
 
 
-def _trace_expand(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, backend: str | None) -> torch.Tensor:
+def _trace_expand(
+    topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, distinct: bool, backend: str | None
+) -> torch.Tensor:
     _check_expand(topk, lengths, pool)
     return topk.new_empty((topk.shape[0], width), dtype=torch.int32)
 
@@ -115,6 +123,7 @@ def _run_rows(
     block_size: int,
     rows_per_page: int | None,
     share: list[int],
+    distinct: bool,
     backend: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check_rows(topk, req_id, block_table, seq_lens, block_size, rows_per_page)
@@ -127,6 +136,7 @@ def _run_rows(
         block_size=block_size,
         rows_per_page=rows_per_page,
         parallel=Parallel(dcp=dcp, dcp_rank=dcp_rank, interleave=interleave),
+        distinct=distinct,
     )
     return settle(rows, torch.int32, topk), settle(valid, torch.int32)
 
@@ -139,6 +149,7 @@ def _trace_rows(
     block_size: int,
     rows_per_page: int | None,
     share: list[int],
+    distinct: bool,
     backend: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check_rows(topk, req_id, block_table, seq_lens, block_size, rows_per_page)
@@ -153,14 +164,14 @@ _SELECT = define_operator(
 )
 _EXPAND = define_operator(
     "expand_pools",
-    "(Tensor topk, Tensor lengths, SymInt pool, SymInt width, str? backend) -> Tensor",
+    "(Tensor topk, Tensor lengths, SymInt pool, SymInt width, bool distinct, str? backend) -> Tensor",
     _run_expand,
     _trace_expand,
 )
 _ROWS = define_operator(
     "rows_from_topk",
     "(Tensor topk, Tensor req_id, Tensor block_table, Tensor seq_lens, SymInt block_size, SymInt? rows_per_page, "
-    "SymInt[] share, str? backend) -> (Tensor, Tensor)",
+    "SymInt[] share, bool distinct, str? backend) -> (Tensor, Tensor)",
     _run_rows,
     _trace_rows,
 )

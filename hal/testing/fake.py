@@ -129,7 +129,10 @@ class ReferenceBackend(Backend):
         del deterministic
         return reference.select_topk(scores, lengths, k, width)
 
-    def expand_pools(self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
+    def expand_pools(
+        self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, *, distinct: bool = False
+    ) -> torch.Tensor:
+        del distinct
         return reference.expand_pools(topk, lengths, pool, width)
 
     def rows_from_topk(
@@ -142,7 +145,9 @@ class ReferenceBackend(Backend):
         block_size: int,
         rows_per_page: int | None = None,
         parallel: Parallel,
+        distinct: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        del distinct
         return reference.rows_from_topk(
             topk,
             req_id,

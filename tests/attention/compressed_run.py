@@ -113,11 +113,11 @@ def run_step(engine: Engine, step: Step, to_batch: Callable[[hal.Batch], Any] | 
     made_batch = engine.schedule(step, **batch)
     metadata = engine.attention.build(made_batch if to_batch is None else to_batch(made_batch))
     found: dict[int, dict[int, torch.Tensor]] = {}
-    choices: list[list[int]] = []
+    choices: dict[Any, list[list[int]]] = {}
     for layer in engine.shape.layers:
         inputs = layer_inputs(engine, layer, step)
         if inputs["index"] is not None:
-            choices = choose(engine, layer, inputs["index"], step)
+            choices[layer.compress_ratio, layer.indexer.topk] = choose(engine, layer, inputs["index"], step)
         out = engine.attention.attend_compressed(layer.layer_id, metadata=metadata, **inputs)
         assert out.shape == inputs["q"].shape
         if inputs["compressor"] is not None:
@@ -131,7 +131,8 @@ def run_step(engine: Engine, step: Step, to_batch: Callable[[hal.Batch], Any] | 
             keys = windows[name][max(0, position + 1 - layer.window) : position + 1]
             if layer.compress_ratio:
                 rows = found[layer.entry_source][name][: (position + 1) // layer.compress_ratio]
-                keys = torch.cat([keys, rows if layer.indexer is None else rows[choices[token]]])
+                chosen = None if layer.indexer is None else choices[layer.compress_ratio, layer.indexer.topk][token]
+                keys = torch.cat([keys, rows if chosen is None else rows[chosen]])
             expected = oracle.attend(layer, inputs["q"][token], keys[:, None], keys[:, None], inputs["sink"])
             oracle.expect_close(out[token], expected, str(engine.dtype).removeprefix("torch."))
 

@@ -57,7 +57,7 @@ def run_step(
         if layer.indexer is None:
             choices = None
         elif layer.indexer.owns:
-            whole, choices = _index(engine, layer, step)
+            whole, choices = draw_index(engine, layer, step)
             index = hal.IndexInputs(*(padded(part, metadata.num_tokens_padded) for part in whole))
         outputs[layer.layer_id] = run_layer(engine, layer, weights[layer.layer_id], step, metadata, choices, index=index)
     return outputs
@@ -122,7 +122,7 @@ def draw_choice(engine: Engine, step: Step, width: int) -> tuple[torch.Tensor, l
     return torch.tensor(rows, dtype=torch.int32).reshape(-1, width), choices
 
 
-def _index(engine: Engine, layer: LayerShape, step: Step) -> tuple[hal.IndexInputs, list[list[int]]]:
+def draw_index(engine: Engine, layer: LayerShape, step: Step) -> tuple[hal.IndexInputs, list[list[int]]]:
     """Index inputs of small whole numbers, so that scores are exact and often equal, and the keys they choose."""
     tokens = sum(new for _, new in step)
     index = hal.IndexInputs(

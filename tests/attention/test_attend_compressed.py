@@ -309,3 +309,14 @@ def test_pools_of_their_own_freed_behind_windows() -> None:
                 attention.attend_compressed(layer_id, metadata=own, **arguments),
                 shared.attention.attend_compressed(layer_id, metadata=together, **arguments),
             )
+
+
+def test_layers_that_share_an_indexer_follow_the_owner_of_their_own_ratio() -> None:
+    """A choice of entries of two tokens each, as wide as the one of four, comes in between."""
+    shape = model(
+        run.compressed(0, 4, topk=2), run.compressed(1, 2, topk=2), run.compressed(2, 4, topk=2, owns=False, entry_source=0)
+    )
+    engine = Engine(shape, dtype="float64", limits=LIMITS)
+    assert [buffer.shape for buffer in engine.plan.buffers if buffer.name.startswith("top-k")] == [(64, 2), (64, 2)]
+    for step in [((0, 21), (1, 3)), ((1, 1), (0, 1)), ((0, 1), (1, 30))]:
+        run.run_step(engine, step)

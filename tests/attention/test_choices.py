@@ -14,7 +14,7 @@ from hal.common.building import mla_runs
 
 from .engine import Engine
 from .histories import BOUNDED, HISTORIES
-from .mla_run import bind, draw_choice, run_layer, run_step
+from .mla_run import bind, draw_choice, draw_index, run_layer, run_step
 from .shapes import INDEX_HEADS, INDEX_WIDTH, MLA_HEADS, mla, model, sparse
 
 PATCHED = settings(BOUNDED, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -40,6 +40,40 @@ def test_a_choice_that_is_handed_over_is_the_only_one(history, topk: int, owns: 
         run_layer(engine, engine.shape.layers[0], weights, step, metadata, choices, topk=rows)
         if leaver is not None:
             engine.finish(leaver)
+
+
+@PATCHED
+@given(history=HISTORIES, topk=st.integers(2, 8), seed=st.integers(0, 2**31))
+def test_an_id_that_is_handed_over_twice_counts_once(history, topk: int, seed: int, form: str) -> None:
+    """As libraries pad a short choice, whole prefills and single tokens alike; an id that is none stays none."""
+    engine = Engine(model(sparse(0, topk=topk), sparse(1, topk=topk, owns=False)), dtype="float64")
+    weights, shuffle = bind(engine), torch.Generator().manual_seed(seed)
+    for step, leaver in history:
+        metadata = engine.attention.build(engine.schedule(step))
+        rows, choices = draw_choice(engine, step, topk)
+        cells = torch.randint(topk, rows.shape, generator=shuffle)
+        repeated = torch.where(rows < 0, rows.gather(1, cells), rows)
+        for layer, handed in zip(engine.shape.layers, (repeated, None), strict=True):
+            run_layer(engine, layer, weights[layer.layer_id], step, metadata, choices, topk=handed)
+        if leaver is not None:
+            engine.finish(leaver)
+    assert engine.attention.lost_choices == 0
+
+
+def test_a_choice_that_is_handed_over_stays_so_whatever_layers_of_another_width_choose(form: str) -> None:
+    """An id left out of a request shorter than topk stays out on the layer that shares the choice; and the other way round."""
+    for explicit in (0, 1):
+        engine = Engine(model(sparse(0, topk=7), sparse(1, topk=5), sparse(2, topk=7, owns=False)), dtype="float64")
+        weights, choices = bind(engine), {}
+        for step in SCRIPT:
+            metadata = engine.attention.build(engine.schedule(step))
+            for layer in engine.shape.layers:
+                arguments: dict[str, Any] = {}
+                if layer.layer_id == explicit:
+                    arguments["topk"], choices[layer.indexer.topk] = draw_choice(engine, step, layer.indexer.topk)
+                elif layer.indexer.owns:
+                    arguments["index"], choices[layer.indexer.topk] = draw_index(engine, layer, step)
+                run_layer(engine, layer, weights[layer.layer_id], step, metadata, choices[layer.indexer.topk], **arguments)
 
 
 def test_a_choice_beats_the_layers_own_indexer_and_its_keys_are_still_cached() -> None:

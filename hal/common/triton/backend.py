@@ -170,10 +170,14 @@ class TritonBackend(Backend):
 
         return select_topk(self.launcher.run, scores, lengths, k, width)
 
-    def expand_pools(self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
+    def expand_pools(
+        self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, *, distinct: bool = False
+    ) -> torch.Tensor:
+        from hal.common.repeats import forget_repeats
+
         from .topk import expand_pools
 
-        return expand_pools(self.launcher.run, topk, lengths, pool, width)
+        return expand_pools(self.launcher.run, topk if distinct else forget_repeats(topk), lengths, pool, width)
 
     def rows_from_topk(
         self,
@@ -185,10 +189,14 @@ class TritonBackend(Backend):
         block_size: int,
         rows_per_page: int | None = None,
         parallel: Parallel,
+        distinct: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        from hal.common.repeats import forget_repeats
+
         from .rows import rows_from_topk
 
         stride = rows_per_page or block_size
+        topk = topk if distinct else forget_repeats(topk)
         return rows_from_topk(self.launcher.run, topk, req_id, block_table, seq_lens, block_size, stride, parallel)
 
     def sparse_mla(

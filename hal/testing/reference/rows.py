@@ -22,7 +22,7 @@ def rows_from_topk(
     rows_per_page: int | None = None,
     parallel: Parallel,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows int32 [tokens, width] in the order of their ids, -1 after, and their count int32 [tokens].
+    """Rows int32 [tokens, width] in the order of their ids, once each, -1 after, and their count int32 [tokens].
 
     seq_lens are the requests' whole lengths; the table holds this rank's pages, block_size of its own tokens on each.
     """
@@ -33,7 +33,9 @@ def rows_from_topk(
     lists = []
     for ids, request in zip(topk.tolist(), req_id.tolist(), strict=True):
         found = [
-            _find_row(token, tables[request], block_size, stride, parallel) for token in ids if 0 <= token < lengths[request]
+            _find_row(token, tables[request], block_size, stride, parallel)
+            for token in dict.fromkeys(ids)
+            if 0 <= token < lengths[request]
         ]
         lists.append([row for row in found if row is not None])
     counts = torch.tensor([len(rows) for rows in lists], dtype=torch.int32)

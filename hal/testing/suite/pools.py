@@ -20,12 +20,16 @@ from .placement import place_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCase:
-    """One call of expand_pools on rows of distinct pool ids, some of them past the last full pool; one row per length."""
+    """One call of expand_pools on rows of pool ids, some of them past the last full pool; one row per length.
+
+    repeats: ids occur several times in a row, else once.
+    """
 
     note: str
     pool: int
     columns: int
     lengths: tuple[int, ...]
+    repeats: bool = False
 
     @property
     def id(self) -> str:
@@ -48,6 +52,7 @@ def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
             for spec in (
                 PoolCase(note="", pool=pool, columns=columns, lengths=lengths),
                 PoolCase(note="zero_rows", pool=pool, columns=columns, lengths=()),
+                PoolCase(note="repeats", pool=pool, columns=columns, lengths=lengths, repeats=True),
             ):
                 yield Case(call="expand_pools", id=spec.id, check=partial(check_pools, spec))
 
@@ -59,6 +64,8 @@ def check_pools(case: PoolCase, backend: Backend) -> None:
     for row, length in enumerate(case.lengths):
         chosen = torch.randperm(max(length, 0) // case.pool + 2, generator=generator)[: max(case.columns - row % 2, 1)]
         topk[row, : chosen.numel()] = chosen.to(torch.int32)
+        if case.repeats:
+            topk[row, chosen.numel() // 2 :] = topk[row, 0]
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
     expected = reference.expand_pools(topk, lengths, case.pool, case.width)
     actual = backend.expand_pools(topk.to(where), lengths.to(where), case.pool, case.width)
