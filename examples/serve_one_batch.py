@@ -34,4 +34,5 @@ def run_step(query_lens: list[int], seq_lens: list[int], block_tables: list[list
 torch.manual_seed(0)
 run_step([40], [40], pages[:1])  # the first request's prompt
 out = run_step([1, 25], [41, 25], pages)  # its first new token, beside the second request's prompt
-print(f"{plan.device.target} by {plan.selections[0].backend}: {tuple(out.shape)}, mean square {out.square().mean():.6f}")
+backends = {selection.backend for selection in plan.selections if selection is not None}
+print(f"{plan.device.target} by {', '.join(backends)}: {tuple(out.shape)}, mean square {out.square().mean():.6f}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import ops as ops
+    from . import testing as testing
     from .common.attention import Attention as Attention
     from .common.backend import Backend as Backend
     from .common.batch import Batch as Batch
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from .common.errors import BackendError as BackendError
     from .common.errors import BatchError as BatchError
     from .common.errors import CapacityError as CapacityError
+    from .common.errors import CheckpointError as CheckpointError
     from .common.errors import InputError as InputError
     from .common.errors import LayoutError as LayoutError
+    from .common.errors import MissingLibraryError as MissingLibraryError
     from .common.errors import NoBackend as NoBackend
     from .common.errors import NotBuiltError as NotBuiltError
     from .common.kernels import IndexInputs as IndexInputs
@@ -62,8 +65,10 @@ _HOMES = {
     "BackendError": "common.errors",
     "BatchError": "common.errors",
     "CapacityError": "common.errors",
+    "CheckpointError": "common.errors",
     "InputError": "common.errors",
     "LayoutError": "common.errors",
+    "MissingLibraryError": "common.errors",
     "NoBackend": "common.errors",
     "NotBuiltError": "common.errors",
     "IndexInputs": "common.kernels",
@@ -91,24 +96,28 @@ _HOMES = {
     "read_shape": "config",
 }
 
+_PACKAGES = ("ops", "testing")
+
 __all__ = ["__version__", *_HOMES]
 
-logging.getLogger(__name__).addHandler(logging.NullHandler())
+# Hidden from type checkers, to which a module that answers for any name has every name.
+if not TYPE_CHECKING:
 
+    def __getattr__(name):
+        if name in _PACKAGES:
+            return import_module(f"hal.{name}")
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'hal' has no attribute {name!r}")
+        try:
+            module = import_module(f"hal.{home}")
+        except ModuleNotFoundError as error:
+            from .common.extras import stand_in
 
-def __getattr__(name: str) -> Any:
-    if name == "CheckpointError":
-        return import_module("hal.models").CheckpointError
-    if name == "ops":
-        return import_module("hal.ops")
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'hal' has no attribute {name!r}")
-    module = import_module(f"hal.{home}")
-    value = getattr(module, "Backend" if name == "Kernels" else name)
-    globals()[name] = value
-    return value
+            return stand_in(f"hal.{name}", error)
+        value = globals()[name] = getattr(module, "Backend" if name == "Kernels" else name)
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_PACKAGES])

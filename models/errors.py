@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hal.common.errors import CheckpointError
 from hal.config import HalError
+
+__all__ = ["NEXT_STEP", "CheckpointError", "GenerationError", "UnsupportedModelError", "describe", "listed"]
 
 NEXT_STEP = "run it with transformers' own attention"
 """What is left to do with a model that hal cannot serve."""
@@ -19,10 +22,6 @@ def listed(names: Sequence[str], shown: int = 8) -> str:
     """The first names and how many more there are: "a, b, and 3 more"."""
     more = f", and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
-
-
-class CheckpointError(HalError, RuntimeError):
-    """A checkpoint folder does not hold exactly what its model needs; the text lists names, shapes and files."""
 
 
 class UnsupportedModelError(HalError, NotImplementedError):

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from hal.common.extras import naming_extra
 from hal.config import HalError
 
 from .console import fail, start_logging
@@ -101,7 +102,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     try:
         start_logging()
-        app(args=arguments, prog_name="hal")
+        with naming_extra("this command"):
+            app(args=arguments, prog_name="hal")
     except SystemExit as stop:
         # typer and rich make an end of their own of a reader that has left, and of Ctrl-C.
         met = stop.__context__

@@ -15,8 +15,10 @@ __all__ = [
     "BackendError",
     "BatchError",
     "CapacityError",
+    "CheckpointError",
     "InputError",
     "LayoutError",
+    "MissingLibraryError",
     "NoBackend",
     "NotBuiltError",
 ]
@@ -28,6 +30,14 @@ class BackendError(HalError, RuntimeError):
 
 class NotBuiltError(BackendError, NotImplementedError):
     """The name is part of the public API and its code is not written yet."""
+
+
+class MissingLibraryError(HalError, ModuleNotFoundError):
+    """Something needs a library that is not installed; the text names the extra that brings it."""
+
+
+class CheckpointError(HalError, RuntimeError):
+    """A checkpoint folder does not hold exactly what its model needs; the text lists names, shapes and files."""
 
 
 class LayoutError(HalError, ValueError):

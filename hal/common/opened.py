@@ -6,6 +6,7 @@ from .backend import Backend
 from .detection import detect
 from .device import Device
 from .errors import BackendError, InputError
+from .extras import naming_extra
 from .registry import find_backend
 
 
@@ -28,4 +29,5 @@ def kernels(name: str, device: Device | None = None) -> Backend:
         )
     if device.platform != cls.platform:
         raise BackendError(f"{name} runs on {cls.platform} devices, not on {device.target}")
-    return cls(device)
+    with naming_extra(name):
+        return cls(device)

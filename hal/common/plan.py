@@ -14,6 +14,7 @@ from .cache import CacheKey
 from .cache_groups import PARTS, CacheGroup, CacheSpec
 from .capacity import count_blocks, count_tokens
 from .device import Device
+from .extras import naming_extra
 from .launches import list_keys
 from .layouts import block_table_width
 from .limits import Limits, check_positive_int, check_whole
@@ -173,7 +174,8 @@ class Plan:
         time, build the same batches and make the same calls. InputError where the group and the plan do not fit,
         CapacityError where the caches do not fit in the device's memory, both before anything is allocated.
         """
-        from .opening import open_attention
+        with naming_extra("Plan.open"):
+            from .opening import open_attention
 
         return open_attention(self, num_blocks, group)
 
@@ -184,7 +186,8 @@ class Plan:
         All of them with as many pages: one page numbering for all groups, or a block table for each. Page counts that differ
         between groups: a table for each.
         """
-        from .opening import bind_attention
+        with naming_extra("Plan.bind"):
+            from .opening import bind_attention
 
         return bind_attention(self, caches, group)
 

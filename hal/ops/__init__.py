@@ -7,14 +7,17 @@ tensors without data, declares what it mutates and never returns a view of an in
 
 from __future__ import annotations
 
-from .caches import gather_cache, write_cache
-from .choosing import expand_pools, rows_from_topk, select_topk
-from .compressing import compress_states
-from .merging import apply_sink, merge_states
-from .paged import paged_attention
-from .scores import index_scores
-from .sparse import sparse_mla
-from .varlen import varlen_attention
+from hal.common.extras import naming_extra
+
+with naming_extra("hal.ops"):
+    from .caches import gather_cache, write_cache
+    from .choosing import expand_pools, rows_from_topk, select_topk
+    from .compressing import compress_states
+    from .merging import apply_sink, merge_states
+    from .paged import paged_attention
+    from .scores import index_scores
+    from .sparse import sparse_mla
+    from .varlen import varlen_attention
 
 __all__ = [
     "apply_sink",

@@ -7,11 +7,14 @@ Kernels in Triton's interpreter (TRITON_INTERPRET=1) need repair_interpreter() b
 conformance_cases sees to it.
 """
 
-from hal.common.triton.interpreter import repair_interpreter
+from hal.common.extras import naming_extra
 
-from .case import FULL, SMALL, Case, Profile
-from .compare import ConformanceError
-from .fake import ReferenceBackend
-from .suite import conformance_cases
+with naming_extra("hal.testing"):
+    from hal.common.triton.interpreter import repair_interpreter
+
+    from .case import FULL, SMALL, Case, Profile
+    from .compare import ConformanceError
+    from .fake import ReferenceBackend
+    from .suite import conformance_cases
 
 __all__ = ["FULL", "SMALL", "Case", "ConformanceError", "Profile", "ReferenceBackend", "conformance_cases", "repair_interpreter"]

@@ -26,6 +26,16 @@ def run(*command: str | Path, cwd: Path) -> str:
     return result.stdout
 
 
+UNMADE = """
+import hal
+for ask in (lambda: hal.Batch([1], [1], [[0]]), lambda: hal.ops, lambda: hal.testing):
+    try:
+        ask()
+    except ImportError as error:
+        print(error)
+"""
+
+
 def files_on_disk() -> set[str]:
     """Every file the wheel must hold, by its installed path."""
     found = set()
@@ -71,6 +81,10 @@ def check_installed(folder: Path, binaries: Path) -> None:
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is not None)"
         run(python, "-c", code, cwd=folder)
     check("neither torch nor a stray top-level package is there", True)
+    caught = run(python, "-c", "from hal import *; import hal; hal.CheckpointError, Batch; print('had')", cwd=folder)
+    check("every name can be had without torch", caught.strip() == "had", caught)
+    told = run(python, "-c", UNMADE, cwd=folder)
+    check("what needs torch names the extra", told.count("hal-attention[torch]") == 3, told)
     explained = run(binaries / "hal", "explain", COMPOSITE, "--device", "cuda:sm_90", "--device", "cpu", cwd=folder)
     check("hal explain answers", "top 2048" in explained, explained)
     check("hal doctor prints", "torch" in run(binaries / "hal", "doctor", cwd=folder))
