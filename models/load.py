@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hal.common.detection import detect
+from hal.common.detection import detect, find_device
 from hal.common.device import Device
-from hal.common.errors import InputError
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
 from hal.common.plan import Plan
@@ -43,7 +42,7 @@ SHARE_OF_MEMORY = 4
 def load(
     path: str | Path,
     *,
-    device: Device | str | None = None,
+    device: Device | str | torch.device | None = None,
     dtype: object = None,
     backend: str | None = None,
     parallel: Parallel | None = None,
@@ -121,22 +120,14 @@ def _plan(
     return plan(shape, device, limits=limits, parallel=parallel, dtype=chosen, backend=backend)
 
 
-def _find_device(device: Device | str | None) -> Device:
-    present = detect()
-    if device is None:
-        return present[0]
-    wanted = Device.from_arch(device) if isinstance(device, str) else device
-    if not isinstance(wanted, Device):
-        raise InputError(f"device is {wanted!r}; expected a hal.Device or a target like {present[0].target!r}")
+def _find_device(device: Device | str | torch.device | None) -> Device:
+    wanted = find_device(device)
     if wanted.torch_device is not None:
         return wanted
-    found = next((one for one in present if one.target == wanted.target), None)
-    if found is None:
-        raise UnsupportedModelError(
-            f"{wanted.target} is not in this machine (there is {', '.join(one.target for one in present)}); "
-            "hal explain plans for it without running"
-        )
-    return found
+    raise UnsupportedModelError(
+        f"{wanted.target} is not in this machine (there is {', '.join(one.target for one in detect())}); "
+        "hal explain plans for it without running"
+    )
 
 
 def _start(

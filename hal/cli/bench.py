@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hal.common.device import Device
+from hal.common.detection import find_device
 from hal.common.limits import Limits
 from hal.common.parallel import Parallel
 from hal.common.plan import Plan
@@ -94,7 +94,7 @@ def measure(trial: Trial) -> Timing:
         if value < 1:
             raise InputError(f"{name} is {value}; expected at least 1")
     if trial.device:
-        checked(Device.from_arch, trial.device)
+        checked(find_device, trial.device)
     dtype = None if trial.dtype == "auto" else checked(model_dtype_name, trial.dtype)
     check_backend_name(trial.backend)
     shape = read_shape(trial.config)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hal.common.detection import find_device
 from hal.common.device import Device
 from hal.common.parallel import Parallel
 from hal.common.proof_report import read_commit, write_report
@@ -40,7 +41,7 @@ def run_compile(order: Order, *, as_json: bool, proof: Path | None = None) -> in
     from .compile_view import show, to_dict
 
     models = _read_models(order.configs)
-    devices = tuple(checked(Device.from_arch, target) for target in order.targets) or fleet_devices()
+    devices = tuple(checked(find_device, target) for target in order.targets) or fleet_devices()
     checked(lambda tp: Parallel(tp=tp), order.tp)
     commit = read_commit(Path(__file__).parent) if proof is not None else ""
     report = _compile(models, devices, order)

@@ -33,7 +33,7 @@ OTHER_VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "TRITON_INTERPRET", "PYTHONP
 
 
 def run_doctor(*, as_json: bool) -> int:
-    """0 after printing the report; 1 where a check failed or the backend that HAL_BACKEND pins is not usable."""
+    """0 after printing the report; 1 where it is not healthy."""
     report = examine()
     if as_json:
         print_json(report)
@@ -58,9 +58,9 @@ def examine() -> Section:
 
 
 def is_healthy(report: Section) -> bool:
-    """Whether every check passed and a pinned backend is usable."""
-    found = report["backends"]
-    if not isinstance(found, list):
+    """Whether every plugin loads, every check passed and a pinned backend is usable."""
+    found, plugins = report["backends"], report["plugins"]
+    if not isinstance(found, list) or not isinstance(plugins, list) or any(plugin["failure"] for plugin in plugins):
         return False
     pinned = read_variable("HAL_BACKEND")
     checked = all(backend["check"] is None or backend["check"]["passed"] for backend in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isfinite
 
-from hal.common.detection import detect
+from hal.common.detection import detect, find_device
 from hal.common.device import Device
 from hal.common.errors import NoBackend
 from hal.common.limits import Limits
@@ -81,7 +81,7 @@ def explain(question: Question) -> Explanation:
         weights=measure_weights(question.weights, question.config, shape, dtype, question.tp) if question.weights else None,
         devices=(),
     )
-    devices = [_find_device(target) for target in question.targets] or detect()
+    devices = [checked(find_device, target) for target in question.targets] or detect()
     return replace(terms, devices=tuple(_explain_device(terms, device, question.memory_gb) for device in devices))
 
 
@@ -94,12 +94,6 @@ def _check_numbers(question: Question) -> None:
         value = getattr(question, name, None)
         if value is not None and value > most:
             raise InputError(f"--{name.replace('_', '-')} is {value:,}; expected at most {most:,}")
-
-
-def _find_device(target: str) -> Device:
-    """This machine's own device where it has one of that arch, else the table's."""
-    wanted = checked(Device.from_arch, target)
-    return next((device for device in detect() if device.target == wanted.target), wanted)
 
 
 def _limits(question: Question, shape: ModelShape) -> Limits:

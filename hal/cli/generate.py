@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hal.common.device import Device
+from hal.common.detection import find_device
 from hal.common.environment import read_variable
 from hal.common.limits import Limits
 from hal.config import ModelShape, read_shape
@@ -54,7 +54,7 @@ def run_generate(prompt: Prompt) -> int:
     if not prompt.folder.is_dir():
         raise InputError(f"{prompt.folder} is not a folder; give a model folder with config.json and safetensors files")
     if prompt.device:
-        checked(Device.from_arch, prompt.device)
+        checked(find_device, prompt.device)
     if prompt.dtype != "auto":
         checked(model_dtype_name, prompt.dtype)
     check_backend_name(prompt.backend)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .device import Device
+from .errors import InputError
 from .platform import Platform
 from .quiet import probe_quietly
 from .registry import platforms
+from .targets import find_target, read_target
 
 
 def detect() -> tuple[Device, ...]:
@@ -16,6 +18,43 @@ def detect() -> tuple[Device, ...]:
     A platform whose probe fails, or has not answered after two seconds, is left out, the CPU never; probe_platforms() says why.
     """
     return tuple(device for probe in probe_platforms() for device in probe.devices)
+
+
+def find_device(wanted: object = None) -> Device:
+    """The device that is meant: None is this machine's best, a Device itself.
+
+    A target is this machine's device of that arch or part ("sm_90", "H100"), else the table's. A platform's name, torch's
+    name for a device or a torch.device ("cuda", "cuda:1") is one of this machine. InputError for what is neither.
+    """
+    if isinstance(wanted, Device):
+        return wanted
+    present = detect()
+    if wanted is None:
+        return present[0]
+    target = read_target(wanted)
+    placed = _find_placed(target.lower(), present)
+    if placed is not None:
+        return placed
+    try:
+        named = find_target(target)
+    except InputError as error:
+        here = ", ".join(_name_place(device) for device in present)
+        raise InputError(f"{error}; on this machine: {here}") from error
+    return next((device for device in present if device.target == named.target), named)
+
+
+def _find_placed(target: str, present: tuple[Device, ...]) -> Device | None:
+    kind, colon, _ = target.partition(":")
+    for device in present:
+        torch_type, _, torch_index = (device.torch_device or "").partition(":")
+        names = {f"{device.platform}:{device.index}", f"{torch_type}:{torch_index or 0}"}
+        if target in names or (not colon and kind in (device.platform, torch_type)):
+            return device
+    return None
+
+
+def _name_place(device: Device) -> str:
+    return device.target if device.torch_device in (None, device.target) else f"{device.target} ({device.torch_device})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

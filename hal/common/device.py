@@ -28,9 +28,10 @@ class Device:
 
     @classmethod
     def from_arch(cls, target: str, torch_device: str | None = None) -> Device:
-        """A device of any arch of the table, present or not, from "cuda:sm_90", "sm_90" or "cpu".
+        """A device of any arch of the table, present or not, from "cuda:sm_90", "sm_90", "cpu", or a part: "H100".
 
-        torch_device="cpu" puts tensors on the CPU while decisions stay the arch's. ValueError lists the archs.
+        torch_device="cpu" puts tensors on the CPU while decisions stay the arch's. ValueError lists the archs, and names what
+        may have been meant.
         """
         from .targets import find_target
 

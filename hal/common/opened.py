@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .backend import Backend
-from .detection import detect
+from .detection import detect, find_device
 from .device import Device
 from .errors import BackendError, InputError
 from .extras import naming_extra
 from .registry import find_backend
 
+if TYPE_CHECKING:
+    import torch
 
-def kernels(name: str, device: Device | None = None) -> Backend:
+
+def kernels(name: str, device: Device | torch.device | None = None) -> Backend:
     """The calls of a backend by name, on a device (this machine's first of its platform by default).
 
-    ValueError for an unknown name or what is no Device; BackendError where its calls are not written or no such device is here.
+    ValueError for an unknown name or what is no device; BackendError where its calls are not written or no such
+    device is here.
     """
     cls = find_backend(name)
     if cls.capabilities is None:
         raise BackendError(f"the calls of {name} are not written yet")
-    if device is not None and not isinstance(device, Device):
-        raise InputError(f"device is {device!r}; expected a hal.Device, as hal.detect() and Device.from_arch() give, or None")
     if device is None:
-        device = next((found for found in detect() if found.platform == cls.platform), None)
-    if device is None or device.torch_device is None:
+        opened = next((found for found in detect() if found.platform == cls.platform), None)
+    elif isinstance(device, str):
+        raise InputError(f"device is {device!r}; expected a hal.Device, as hal.detect() and Device.from_arch() give, or None")
+    else:
+        opened = find_device(device)
+    if opened is None or opened.torch_device is None:
         raise BackendError(
             f"{name} runs on {cls.platform} devices and none is here; pass Device.from_arch(..., torch_device='cpu') to run "
             "it on CPU tensors"
         )
-    if device.platform != cls.platform:
-        raise BackendError(f"{name} runs on {cls.platform} devices, not on {device.target}")
+    if opened.platform != cls.platform:
+        raise BackendError(f"{name} runs on {cls.platform} devices, not on {opened.target}")
     with naming_extra(name):
-        return cls(device)
+        return cls(opened)

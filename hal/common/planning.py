@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import lcm
+from typing import TYPE_CHECKING
 
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import model_dtype_name
@@ -15,7 +16,7 @@ from .cache_groups import PARTS, CacheGroup
 from .cache_parts import CachePart, check_entry_sources, list_parts
 from .capabilities import Graphs
 from .dcp.buffers import rank_buffers
-from .detection import detect
+from .detection import find_device
 from .device import Device
 from .environment import warn_of_mistakes
 from .errors import BackendError, InputError
@@ -30,10 +31,13 @@ from .selection import Selection
 from .software import Software
 from .workspace import chosen_rows, plan_buffers
 
+if TYPE_CHECKING:
+    import torch
+
 
 def plan(
     shape: ModelShape,
-    device: Device | str | None = None,
+    device: Device | str | torch.device | None = None,
     *,
     limits: Limits | None = None,
     parallel: Parallel | None = None,
@@ -57,7 +61,7 @@ def plan(
     parallel = Parallel() if parallel is None else parallel
     check_entry_sources(shape)
     warn_of_mistakes()
-    device = _resolve_device(device)
+    device = find_device(device)
     dtype = model_dtype_name(dtype if dtype is not None else shape.dtype or "bfloat16")
     if software is None and device.present:
         software = installed()
@@ -166,17 +170,6 @@ def installed() -> Software:
     from .vendor.presence import find_libraries
 
     return find_libraries(known_libraries().values())
-
-
-def _resolve_device(device: Device | str | None) -> Device:
-    if device is None:
-        return detect()[0]
-    if isinstance(device, Device):
-        return device
-    if not isinstance(device, str):
-        raise InputError(f"device is {device!r}; expected a Device or a target such as 'cuda:sm_90' or 'cpu'")
-    wanted = Device.from_arch(device)
-    return next((found for found in detect() if found.target == wanted.target), wanted)
 
 
 def _default_limits(shape: ModelShape) -> Limits:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hal.common.arch import read_archs
+from hal.common.arch import match_parts, read_archs
 from hal.common.vendor.probing import (
     Findings,
     Found,
@@ -86,7 +88,7 @@ def _visible(rows: list[Row], findings: Findings) -> list[int]:
 def _known(rows: list[Row], findings: Findings) -> list[Row]:
     archs = {row.name: row for row in read_archs("hal.rocm")}
     for row in rows:
-        if row["arch"] not in archs:
+        if row["arch"] and row["arch"] not in archs:
             findings.add(f"{row['name'] or 'a device'} is of arch {row['arch']}, which is not in the table: {', '.join(archs)}")
     known = number_rows([row if row["arch"] in archs else None for row in rows])
     return [{**row, "name": row["name"] or archs[row["arch"]].sample_part, "fp8": archs[row["arch"]].fp8} for row in known]
@@ -157,17 +159,41 @@ def _describe_handle(amdsmi: Any, handle: Any, findings: Findings) -> Row | None
 
 
 def _read_pyrsmi(findings: Findings) -> list[Row]:
-    """No rows: this library names devices and not their archs, so all it can do is say that they are here."""
+    """This library names devices and not their archs, which the parts in archs.toml tell; an unknown one has the arch ""."""
     from pyrsmi import rocml
 
-    # Getters answer with 0 and "" before this, so that a failure would look like a machine without devices.
-    rocml.smi_initialize()
+    with _unlogged():
+        # Getters answer with 0 and "" before this, so that a failure would look like a machine without devices.
+        rocml.smi_initialize()
+        try:
+            count = check_count("pyrsmi", rocml.smi_get_device_count())
+            return [_describe_number(rocml, index, findings) for index in range(count)]
+        finally:
+            findings.attempt("pyrsmi shutdown", rocml.smi_shutdown)
+
+
+def _describe_number(rocml: Any, index: int, findings: Findings) -> Row:
+    name = str(findings.attempt(f"pyrsmi: the name of device {index}", partial(rocml.smi_get_device_name, index)) or "")
+    total = findings.attempt(f"pyrsmi: the memory of device {index}", partial(rocml.smi_get_device_memory_total, index))
+    archs = match_parts(name, read_archs("hal.rocm"))
+    if len(archs) != 1:
+        findings.add(f"pyrsmi names a device {name!r}, which is no part in the arch table: nothing can be planned for it")
+    return {
+        "arch": archs[0].name if len(archs) == 1 else "",
+        "name": name,
+        # What it cannot read is -1.
+        "memory_bytes": total if isinstance(total, int) and total > 0 else None,
+        # Its identifiers are not those that the visibility variables take.
+        "uuid": "",
+    }
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """A block in which errors logged on the root logger are not printed, and give it no handler that prints from then on."""
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)
     try:
-        count = check_count("pyrsmi", rocml.smi_get_device_count())
-        names = [rocml.smi_get_device_name(index) for index in range(count)]
+        yield
     finally:
-        findings.attempt("pyrsmi shutdown", rocml.smi_shutdown)
-    if names:
-        listed = ", ".join(name or "unnamed" for name in names)
-        findings.add(f"pyrsmi lists {len(names)} devices ({listed}) without their archs: nothing can be planned for them")
-    return []
+        root.removeHandler(handler)

@@ -59,7 +59,7 @@ def broken(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report(broken: Path) -> dict:
     """What doctor says of the dummy beside a plugin that does not load."""
     result = run_hal("doctor", "--json", site=broken)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 1, result.stderr
     return json.loads(result.stdout)
 
 
@@ -142,6 +142,17 @@ def test_choosing_what_a_broken_plugin_would_have_brought_says_so(broken: Path, 
     result = run_hal("explain", str(config), "--device", "dummy:d1", "--backend", "broken:kernels", site=broken)
     assert result.returncode != 0
     assert "broken (hal-broken) does not load: ModuleNotFoundError" in " ".join(result.stderr.split())
+
+
+def test_a_plugin_that_loads_leaves_doctor_content(site: Path) -> None:
+    assert run_hal("doctor", "--json", site=site).returncode == 0
+
+
+def test_a_target_that_a_broken_plugin_would_have_brought_names_the_plugin(broken: Path, config: Path) -> None:
+    result = run_hal("explain", str(config), "--device", "broken:b1", site=broken)
+    assert result.returncode == 2
+    assert "broken (hal-broken) does not load: ModuleNotFoundError: No module named 'hal_broken_module'" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_platform_came_without_a_line_in_hal() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from hal.common.arch import Arch, read_archs
+from hal.common.arch import COLUMNS, Arch, read_archs
 from hal.common.registry import platforms
 
 FACTS = Path(__file__).parents[4] / "shared" / "reference" / "vendors.md"
@@ -113,3 +114,33 @@ def test_an_unknown_column_is_refused_with_the_known_ones(tmp_path: Path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=r"x1 has unknown columns \['colour'\].*warp_size"):
         read_archs("odd_archs")
+
+
+BROKEN = {
+    "no_table": ("warp_size = 1", r"has the tables \['warp_size'\]; expected one \[arch.NAME\]"),
+    "row_that_is_none": ("arch.a = 3", "expected one"),
+    "unknown_column": ("[arch.a]\nwarp_size = 1\ncolour = 1", r"arch a has unknown columns \['colour'\]; known: \['aliases'"),
+    "no_warp_size": ("[arch.a]\nfp8 = 'e4m3fn'", "arch a has no warp_size"),
+    "text_for_a_number": ("[arch.a]\nwarp_size = '32'", "warp_size '32'; expected a whole number"),
+    "switch_for_a_number": ("[arch.a]\nwarp_size = true", "warp_size True; expected a whole number"),
+    "nothing_for_a_size": ("[arch.a]\nwarp_size = 1\nshared_memory_bytes = 0", "shared_memory_bytes 0; expected more than 0"),
+    "text_for_a_rate": ("[arch.a]\nwarp_size = 1\nbandwidth_gb_s = 'fast'", "bandwidth_gb_s 'fast'; expected a number"),
+    "one_part": ("[arch.a]\nwarp_size = 1\nparts = 'A1'", "parts 'A1'; expected a list of texts"),
+    "part_of_no_text": ("[arch.a]\nwarp_size = 1\nparts = [1]", r"parts \[1\]; expected a list of texts"),
+    "unknown_encoding": ("[arch.a]\nwarp_size = 1\nfp8 = 'e5m2'", "fp8 'e5m2'; expected one of e4m3fn, e4m3fnuz"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), BROKEN.values(), ids=BROKEN)
+def test_a_table_that_is_wrong_names_the_arch_and_the_column(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "archs.toml").write_text(text)
+    monkeypatch.setattr("hal.common.arch.files", lambda _: tmp_path)
+    with pytest.raises(ValueError, match=f"pkg/archs.toml.*{said}"):
+        read_archs("pkg")
+
+
+def test_every_column_is_documented() -> None:
+    assert {field.name for field in fields(Arch)} - {"name"} == set(COLUMNS)
+    assert [name for name in COLUMNS if not re.search(rf"\b{name}\b", Arch.__doc__)] == []

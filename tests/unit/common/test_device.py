@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import hal
 from hal.common import platform as platform_module
-from hal.common.detection import PlatformProbe, probe_platforms
+from hal.common.arch import split_words
+from hal.common.detection import PlatformProbe, find_device, probe_platforms
 from hal.common.registry import platforms
 
 ROWS = [(platform, arch) for platform in platforms().values() for arch in platform.archs()]
@@ -32,6 +34,114 @@ def test_targets_are_written_in_full(target: str, written: str) -> None:
 def test_arch_names_are_unique() -> None:
     names = [name for _, arch in ROWS for name in (arch.name, *arch.aliases)]
     assert len(names) == len(set(names))
+
+
+def test_part_names_are_unique_however_they_are_written() -> None:
+    names = ["".join(split_words(part)) for _, arch in ROWS for part in arch.parts]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("platform", "arch"), ROWS, ids=IDS)
+def test_every_part_stands_for_its_arch(platform, arch) -> None:
+    for part in arch.parts:
+        meant = {hal.Device.from_arch(text).target for text in (part, part.lower().replace(" ", ""), f"{platform.name}:{part}")}
+        assert meant == {f"{platform.name}:{arch.name}"}, part
+
+
+@pytest.mark.parametrize(
+    ("target", "written"),
+    [
+        ("h100", "cuda:sm_90"),
+        ("A100", "cuda:sm_80"),
+        ("mi300x", "rocm:gfx942"),
+        ("max1550", "xpu:pvc"),
+        ("cuda:h100", "cuda:sm_90"),
+        ("SM_90", "cuda:sm_90"),
+        ("sm_90a", "cuda:sm_90"),
+        ("NVIDIA H100 80GB HBM3", "cuda:sm_90"),
+        ("NVIDIA A100-SXM4-80GB", "cuda:sm_80"),
+        ("NVIDIA A10", "cuda:sm_86"),
+        ("NVIDIA L40S", "cuda:sm_89"),
+        ("NVIDIA GB200", "cuda:sm_100"),
+        ("AMD Instinct MI300X OAM", "rocm:gfx942"),
+        ("AMD Radeon RX 7900 XTX", "rocm:gfx1100"),
+        ("Intel(R) Data Center GPU Max 1550", "xpu:pvc"),
+        ("Intel(R) Arc(TM) B580 Graphics", "xpu:bmg"),
+    ],
+)
+def test_a_part_stands_for_its_arch_as_people_and_libraries_call_it(target: str, written: str) -> None:
+    assert hal.Device.from_arch(target).target == written
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"),
+    [
+        ("h100sxm5", ["'cuda:sm_90' (H100)"]),
+        ("rocm:h100", ["'cuda:sm_90' (H100)"]),
+        ("nvidia:h100", ["'cuda:sm_90' (H100)"]),
+        ("4090", ["'cuda:sm_89' (RTX 4090)"]),
+        ("mx1550", ["'xpu:pvc' (Max 1550)"]),
+        ("rtx6000", ["'cuda:sm_86' (RTX A6000)", "'cuda:sm_120' (RTX PRO 6000)", "'cuda:sm_89' (RTX 6000 Ada)"]),
+        *((other, []) for other in ("v100", "p100", "t4", "mi100", "h10", "gaudi3", "mps")),
+    ],
+)
+def test_a_part_that_is_not_in_the_table_is_never_taken_for_another_model(target: str, meant: list[str]) -> None:
+    with pytest.raises(ValueError, match="unknown target") as error:
+        hal.Device.from_arch(target)
+    hint = str(error.value).partition("did you mean ")[2].partition("?")[0]
+    assert sorted(hint.split(" or ")) == sorted(meant or [""])
+
+
+@pytest.mark.parametrize("target", ["cuda", "cuda:1", "rocm", "rocm:0", "xpu", "cuda:", torch.device("cuda", 1)], ids=str)
+@pytest.mark.parametrize("ask", [hal.Device.from_arch, find_device], ids=["from_arch", "find_device"])
+def test_a_place_that_is_not_here_is_answered_with_its_platforms_archs(target: object, ask) -> None:
+    with pytest.raises(ValueError, match="none of that kind is here") as error:
+        ask(target)
+    platform = str(target).partition(":")[0]
+    known = str(error.value).partition("known targets: ")[2]
+    assert known.startswith(f"{platform}:")
+    assert "did you mean" not in str(error.value)
+
+
+def test_what_needs_no_device_of_that_kind_takes_torchs_cpu() -> None:
+    for wanted in ("cpu", torch.device("cpu"), torch.device("cpu", 0), hal.Device.from_arch("cpu")):
+        assert find_device(wanted).target == "cpu"
+    assert hal.kernels("cpu", torch.device("cpu")).device.target == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        ("cuda", 0),
+        ("cuda:0", 0),
+        ("cuda:1", 1),
+        (torch.device("cuda"), 0),
+        (torch.device("cuda:1"), 1),
+        ("sm_80", 1),
+        ("A100", 1),
+        ("H100", 0),
+        (None, 0),
+    ],
+    ids=str,
+)
+def test_a_place_or_a_part_is_this_machines_device(wanted: object, index: int, probes) -> None:
+    rows = [{"arch": arch, "index": i, "torch_device": f"cuda:{i}"} for i, arch in enumerate(("sm_90", "sm_80"))]
+    probes(lambda: (rows, []))
+    found = find_device(wanted)
+    assert (found.present, found.index, found.arch) == (True, index, rows[index]["arch"])
+
+
+def test_a_part_that_is_not_here_is_planned_for(probes) -> None:
+    probes(lambda: ([{"arch": "sm_90", "torch_device": "cuda:0"}], []))
+    assert find_device("MI300X") == hal.Device.from_arch("gfx942")
+    with pytest.raises(ValueError, match=r"on this machine: cuda:sm_90 \(cuda:0\), cpu"):
+        find_device("cuda:7")
+
+
+@pytest.mark.parametrize("wanted", [3, b"cpu", ["cpu"], torch.float16], ids=str)
+def test_what_is_no_target_at_all_is_refused(wanted: object) -> None:
+    with pytest.raises(ValueError, match="a target is"):
+        find_device(wanted)
 
 
 def test_an_absent_device_has_nowhere_for_tensors_unless_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import ModuleType, SimpleNamespace
 
 GIB = 2**30
@@ -77,18 +78,36 @@ def make_amdsmi(*archs: str) -> ModuleType:
     return module
 
 
-def make_pyrsmi(*names: str, error: Exception | None = None) -> dict[str, ModuleType]:
-    """pyrsmi and its rocml; an error is raised by smi_initialize, after printing as the real one does."""
+class ROCMLError_LibraryNotFound(Exception):  # noqa: N801, N818 - the library's own name
+    """One of pyrsmi's errors: they have no base of their own."""
+
+
+def make_pyrsmi(*devices: str | tuple[str, int], error: Exception | None = None, count: object = None) -> dict[str, ModuleType]:
+    """pyrsmi and its rocml, with the names of devices, or their names and memory.
+
+    error is raised by smi_initialize, after printing as the real one does. A getter that fails logs on the root logger and
+    answers with -1 or "", as do all of them before smi_initialize; count is answered instead of how many there are.
+    """
+    known = [device if isinstance(device, tuple) else (device, GIB) for device in devices]
+    opened: list[bool] = []
 
     def initialize() -> None:
         print("noise on stdout")
         if error is not None:
             raise error
+        opened.append(True)
+
+    def read(index: int, column: int, nothing: object) -> object:
+        if not opened or known[index][column] in (-1, ""):
+            logging.error("Traceback (most recent call last): noise on the root logger")
+            return nothing
+        return known[index][column]
 
     package, rocml = ModuleType("pyrsmi"), ModuleType("pyrsmi.rocml")
-    rocml.smi_initialize, rocml.smi_shutdown = initialize, lambda: None
-    rocml.smi_get_device_count = lambda: len(names)
-    rocml.smi_get_device_name = names.__getitem__
+    rocml.smi_initialize, rocml.smi_shutdown = initialize, opened.clear
+    rocml.smi_get_device_count = lambda: (len(known) if opened else 0) if count is None else count
+    rocml.smi_get_device_name = lambda index: read(index, 0, "")
+    rocml.smi_get_device_memory_total = lambda index: read(index, 1, -1)
     package.rocml = rocml
     return {"pyrsmi": package, "pyrsmi.rocml": rocml}
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import hal
 from hal.rocm.probe import name_target, probe
 
-from .fakes import GIB, make_amdsmi, make_pyrsmi, make_torch
+from .fakes import GIB, ROCMLError_LibraryNotFound, make_amdsmi, make_pyrsmi, make_torch
 
 Install = Callable[..., None]
 
@@ -102,14 +104,89 @@ def test_amdsmi_where_the_driver_shows_no_files(install: Install) -> None:
     assert any("gfx1030, which is not in the table" in finding for finding in findings)
 
 
-def test_pyrsmi_names_devices_and_no_more(install: Install) -> None:
-    install(**make_pyrsmi("MI300X", ""))
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("AMD Instinct MI300X OAM", "gfx942"),
+        ("AMD Instinct MI250X / MI250", "gfx90a"),
+        ("Aqua Vanjaram [Instinct MI325X]", "gfx942"),
+        ("Navi 31 [Radeon RX 7900 XT/7900 XTX/7900 GRE/7900M]", "gfx1100"),
+        ("AMD Radeon RX 9070 XT", "gfx1201"),
+        ("MI355X", "gfx950"),
+    ],
+)
+def test_pyrsmi_alone_detects_a_device_by_its_name(name: str, arch: str, install: Install) -> None:
+    install(**make_pyrsmi((name, 192 * GIB)), torch=make_torch(hip="7.0"))
+    (row,), findings = probe()
+    assert (row["arch"], row["name"], row["memory_bytes"], row["torch_device"]) == (arch, name, 192 * GIB, "cuda:0")
+    assert not any(finding.startswith("pyrsmi") for finding in findings)
+    # What the probe found is a device of the machine.
+    devices = [device for device in hal.detect() if device.platform == "rocm"]
+    assert [(device.target, device.present) for device in devices] == [(f"rocm:{arch}", True)]
+
+
+def test_pyrsmi_leaves_out_what_it_cannot_name_and_counts_it(install: Install) -> None:
+    install(**make_pyrsmi("Instinct MI100", "", ("Instinct MI210", -1)), torch=make_torch(hip="7.0"))
+    (row,), findings = probe()
+    assert (row["arch"], row["memory_bytes"], row["torch_device"]) == ("gfx90a", None, "cuda:2")
+    assert [finding for finding in findings if "no part in the arch table" in finding] == [
+        "pyrsmi names a device 'Instinct MI100', which is no part in the arch table: nothing can be planned for it",
+        "pyrsmi names a device '', which is no part in the arch table: nothing can be planned for it",
+    ]
+
+
+def test_pyrsmi_is_filtered_by_number(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(**make_pyrsmi("MI210", "MI300X"))
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert [row["arch"] for row in probe()[0]] == ["gfx942"]
+
+
+def test_what_pyrsmi_logs_is_not_seen_and_sets_nothing_up(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    handlers = logging.getLogger().handlers
+    kept, handlers[:] = list(handlers), []
+    try:
+        install(**make_pyrsmi("", ("MI300X", -1)))
+        assert len(probe()[0]) == 1
+        assert handlers == []
+    finally:
+        handlers[:] = kept
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("count", [-1, "2", 10**9], ids=str)
+def test_a_count_of_pyrsmi_that_is_none_is_a_finding(count: object, install: Install) -> None:
+    install(**make_pyrsmi("MI300X", count=count))
     rows, findings = probe()
     assert rows == []
-    assert "2 devices (MI300X, unnamed)" in findings[-1]
+    assert f"pyrsmi: RuntimeError: pyrsmi counts {count!r}" in findings
 
 
-@pytest.mark.parametrize("error", [KeyError("libamd_smi.so"), RuntimeError("amdgpu is not loaded"), OSError("gone")])
+def test_getters_and_a_shutdown_that_raise_cost_what_they_were_asked(install: Install) -> None:
+    modules = make_pyrsmi("MI300X")
+
+    def fail(*_: object) -> object:
+        raise AttributeError("'NoneType' object has no attribute 'amdsmi_get_gpu_memory_total'")
+
+    modules["pyrsmi.rocml"].smi_get_device_memory_total = fail
+    modules["pyrsmi.rocml"].smi_shutdown = fail
+    install(**modules)
+    (row,), findings = probe()
+    assert (row["arch"], row["memory_bytes"]) == ("gfx942", None)
+    assert any(finding.startswith("pyrsmi: the memory of device 0: AttributeError") for finding in findings)
+    assert any(finding.startswith("pyrsmi shutdown: AttributeError") for finding in findings)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("libamd_smi.so"),
+        RuntimeError("amdgpu is not loaded"),
+        OSError("gone"),
+        ROCMLError_LibraryNotFound("librocm_smi64.so"),
+        AttributeError("amdsmi_init"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_odd_errors_are_findings(
     install: Install,
     raise_on_import: Callable[[str, BaseException], None],
