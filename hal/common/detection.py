@@ -31,7 +31,7 @@ def find_device(wanted: object = None) -> Device:
     present = detect()
     if wanted is None:
         return present[0]
-    target = read_target(wanted)
+    target = read_target(wanted, "device")
     placed = _find_placed(target.lower(), present)
     if placed is not None:
         return placed

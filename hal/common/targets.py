@@ -31,14 +31,14 @@ def find_target(target: object, torch_device: str | None = None) -> Device:
     )
 
 
-def read_target(target: object) -> str:
-    """The text of a target, a torch.device's being its name; InputError for anything else."""
+def read_target(target: object, what: str = "a target") -> str:
+    """The text of a target, a torch.device's being its name; InputError, by what it is called, for anything else."""
     if isinstance(target, str):
         return target.strip()
     if _is_torch_device(target):
         return str(target)
     raise InputError(
-        f'a target is {target!r}; expected a hal.Device, a torch.device or a name such as "cuda:sm_90", "gfx942" or "cpu"'
+        f'{what} is {target!r}; expected a hal.Device, a torch.device or a name such as "cuda:sm_90", "gfx942" or "cpu"'
     )
 
 
