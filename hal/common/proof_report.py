@@ -7,18 +7,18 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import hal
-
+from .plugins import OWN_DISTRIBUTION
 from .proof import SCHEMA
 
 
 def write_report(path: Path, rows: Sequence[Mapping[str, Any]], commit: str) -> None:
     """The rows as a report file, with hal's version, the commit as it was when the suite started, and the day."""
     date = datetime.now(UTC).date().isoformat()
-    head = {"schema": SCHEMA, "hal": hal.__version__, "commit": commit, "date": date}
+    head = {"schema": SCHEMA, "hal": version(OWN_DISTRIBUTION), "commit": commit, "date": date}
     path.write_text(json.dumps({**head, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
 
 

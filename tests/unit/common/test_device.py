@@ -140,7 +140,7 @@ def test_a_part_that_is_not_here_is_planned_for(probes) -> None:
 
 @pytest.mark.parametrize("wanted", [3, b"cpu", ["cpu"], torch.float16], ids=str)
 def test_what_is_no_target_at_all_is_refused(wanted: object) -> None:
-    with pytest.raises(ValueError, match="device is .*expected a hal.Device"):
+    with pytest.raises(ValueError, match=r"device is .*expected a hal\.Device"):
         find_device(wanted)
 
 
