@@ -17,11 +17,12 @@ from hal.config.dtypes import dtype_name
 
 from .binding import Step, by_token
 from .checks import check_call
+from .decoders import find_decoder
 from .errors import UnsupportedModelError
 from .interface import BINDING, NAME, AttentionCall, attention_forward, make_mask, register
 from .placing import device_of
 from .probe import bind_modules
-from .support import check_supported, find_decoder, read_module
+from .support import check_supported, read_module
 from .undo import undone_on_error
 
 CONTINUOUS_NAME = "hal_flash"

@@ -18,8 +18,9 @@ from transformers.pytorch_utils import Conv1D
 
 from hal.config import ModelShape
 
+from .decoders import find_decoder
 from .interface import BINDING, NAME, AttentionCall, register
-from .support import find_decoder
+from .rerouting import layer_index, reroute
 from .tokenwise import draw_samples
 
 SMALL = 1 << 20
@@ -155,7 +156,7 @@ def attention_modules(module: PreTrainedModel, shape: ModelShape) -> dict[str, A
     return {
         name: child
         for name, child in module.named_modules()
-        if id(child) in inside and isinstance(index := getattr(child, "layer_idx", None), int) and 0 <= index < shape.num_layers
+        if id(child) in inside and (index := layer_index(child)) is not None and 0 <= index < shape.num_layers
     }
 
 
@@ -165,9 +166,10 @@ def run_hollow(module: PreTrainedModel, shape: ModelShape) -> HollowRun:
     hollow = copy.deepcopy(module)
     emitters = dict(_hollow_out(hollow))
     _fill(hollow)
+    reroute(hollow, shape)
     captures = {}
     for name, child in attention_modules(hollow, shape).items():
-        layer = shape.layer(child.layer_idx)
+        layer = shape.layer(layer_index(child) or 0)
         captures[name] = Capture(layer.num_heads, layer.v_head_dim)
         setattr(child, BINDING, captures[name])
         if layer.mla is not None and hasattr(child, "expand_kv"):

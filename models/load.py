@@ -21,7 +21,8 @@ from hal.config.dtypes import model_dtype_name
 from .binding import Step
 from .build import build_module, read_model
 from .checkpoint_index import read_index
-from .checkpoint_plan import plan_tensors
+from .checkpoint_plan import plan_tensors, quiet_transformers
+from .decoders import find_decoder
 from .errors import CheckpointError, UnsupportedModelError, describe
 from .interface import BINDING, NAME, register
 from .loader import load_weights
@@ -29,8 +30,9 @@ from .model import Model
 from .placing import device_of
 from .probe import bind_modules, up_projections
 from .ranks import Ranks, connect, failing_together, join_ranks, rank_shape, shrink
+from .rerouting import reroute
 from .sharding import plan_sharding
-from .support import check_rope, check_supported, find_decoder, read_module
+from .support import check_rope, check_supported, read_module
 from .text import read_stops, read_tokenizer
 from .undo import undone_on_error
 from .verdict import CheckpointPlan
@@ -147,7 +149,9 @@ def _start(
     step = Step()
     with undone_on_error(module):
         module.eval()
-        find_decoder(module).set_attn_implementation(NAME)
+        reroute(module, serving.shape)
+        with quiet_transformers():
+            find_decoder(module).set_attn_implementation(NAME)
         modules = bind_modules(module, shape, step, serving.limits.max_model_len)
         blocks = ranks.smallest(_pool_size(serving), module.device) if num_blocks is None else num_blocks
         attention = serving.open(blocks, ranks.context)

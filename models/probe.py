@@ -14,13 +14,13 @@ from hal.config import LayerShape, ModelShape
 from .binding import CompressedBinding, DenseBinding, LatentBinding, Step
 from .checks import check_first_call
 from .compressor import tap_compressor
+from .decoders import find_decoder
 from .errors import NEXT_STEP, UnsupportedModelError
 from .far import check_positions, draw_far_samples
 from .indexer import tap_indexer
 from .interface import BINDING, AttentionCall, Binding
 from .latent import patch_expand, split_up_projection
 from .ranks import shared
-from .support import find_decoder
 from .tokenwise import ProbeRun, Sample, check_tokenwise, draw_samples, name_rows, run_sample
 
 

@@ -18,6 +18,7 @@ from .heads import AttentionDivision, HeadShare, divide_attention, share_heads
 from .hollow import HollowRun, LinearSizes, attention_modules, read_linear, run_hollow
 from .latent import find_up_projection
 from .pairs import Pair, alike_modules, divide_pair, find_last, liken
+from .rerouting import layer_index
 from .slices import Part, Slices, block
 
 
@@ -110,7 +111,7 @@ class _Draft:
         known: dict[tuple[object, ...], AttentionDivision] = {}
         _check_heads(self.shape, self.parallel.tp)
         for name, child in attention_modules(self.module, self.shape).items():
-            layer = self.shape.layer(child.layer_idx)
+            layer = self.shape.layer(layer_index(child) or 0)
             share = share_heads(layer, self.parallel)
             if run is not None and name not in run.captures:
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -12,6 +11,7 @@ from hal.common.limits import Limits
 from hal.config import LayerShape, ModelShape, read_shape
 
 from .errors import NEXT_STEP, UnsupportedModelError
+from .rerouting import check_routes
 
 GROWING_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary kinds whose frequencies depend on the longest position of a whole batch."""
@@ -26,15 +26,6 @@ def read_module(module: PreTrainedModel) -> ModelShape:
     return read_shape(module.config)
 
 
-def find_decoder(module: PreTrainedModel) -> PreTrainedModel:
-    """The text decoder inside a generating model, by transformers' own word where that is a model."""
-    decoder: torch.nn.Module = module.get_decoder()
-    # For some classes get_decoder() is a last projection that happens to be named so.
-    base: Any = module.base_model
-    found: PreTrainedModel = decoder if isinstance(decoder, PreTrainedModel) else base
-    return found
-
-
 def check_supported(module: PreTrainedModel, shape: ModelShape) -> None:
     """Nothing, or UnsupportedModelError that names the module or layer and why it cannot run on hal attention."""
     name = type(module).__name__
@@ -44,11 +35,7 @@ def check_supported(module: PreTrainedModel, shape: ModelShape) -> None:
             raise UnsupportedModelError(f"{name}, layer {layer.layer_id}: {reason}; {NEXT_STEP}")
     if "decoder_input_ids" in inspect.signature(module.forward).parameters:
         raise UnsupportedModelError(f"{name} is an encoder-decoder; hal.models serves decoders; {NEXT_STEP}")
-    if not module._supports_attention_backend:
-        raise UnsupportedModelError(
-            f"{name} declares _supports_attention_backend = False: its attention is not behind transformers' attention "
-            f"interface, so hal cannot take it over; {NEXT_STEP}"
-        )
+    check_routes(module)
     if not module.can_generate():
         raise UnsupportedModelError(
             f"{name} makes hidden states and no tokens; give the model with its head, as AutoModelForCausalLM makes it"

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from hal.config import ModelShape
 
+from .decoders import find_decoder
 from .skipping import FILL_VALUES, MASKS
-from .support import find_decoder
 
 BUFFERS = MASKS | FILL_VALUES | {"inv_freq", "original_inv_freq", "position_ids"}
 """Names that a class's pattern means as a buffer; what is left out of these is decided by exact name and shape alone."""

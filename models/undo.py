@@ -7,10 +7,11 @@ from contextlib import contextmanager
 
 from transformers import PreTrainedModel
 
+from .decoders import find_decoder
 from .interface import BINDING
-from .support import find_decoder
+from .rerouting import QUERIES_PER_KEY, UNCHECKED
 
-PATCHED = (BINDING, "expand_kv", "forward", "training")
+PATCHED = (BINDING, "expand_kv", "forward", "training", "_attn", "layer_idx", QUERIES_PER_KEY, UNCHECKED)
 """Attributes that taking over sets on module instances."""
 
 
@@ -28,4 +29,5 @@ def undone_on_error(module: PreTrainedModel) -> Iterator[None]:
                 child.__dict__.pop(name, None)
             child.__dict__.update(held)
         decoder.set_attn_implementation(implementation)
+        decoder.config._attn_implementation = implementation
         raise
