@@ -172,7 +172,7 @@ def _check_method(child: Any, layer: LayerShape) -> None:
     """Nothing, or UnsupportedModelError where _attn on a causal mask is not the softmax that the layer's shape describes."""
     count = 8 if layer.window is None else layer.window + 8
     count = min(count, getattr(child, "max_positions", count))
-    parameter = next(child.parameters())
+    parameter = next(child.parameters(), torch.empty(0))
     where: dict[str, Any] = {"dtype": parameter.dtype, "device": parameter.device}
     numbers = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 2, count, layer.head_dim, generator=numbers).to(**where) for _ in range(3))

@@ -67,6 +67,17 @@ class Sharding:
     head: tuple[str, Vocabulary] | None = None
     kept_whole: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What every rank keeps and computes whole, one line for each reason."""
+        names: dict[str, list[str]] = {}
+        for name, why in self.kept_whole.items():
+            names.setdefault(why, []).append(name or "the model")
+        return tuple(
+            f"every rank keeps {each[0]}{f' and {len(each) - 1} more' if len(each) > 1 else ''} whole: {why}"
+            for why, each in names.items()
+        )
+
 
 def plan_sharding(module: PreTrainedModel, shape: ModelShape, parallel: Parallel) -> Sharding:
     """The sharding of a whole module, which may be on meta and is left alone; one that divides nothing for one rank.

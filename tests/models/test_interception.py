@@ -214,8 +214,8 @@ def build_plain(config: transformers.PreTrainedConfig) -> PreTrainedModel:
     ("config", "words"),
     [
         (
-            transformers.GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8),
-            "GPTJForCausalLM declares _supports_attention_backend = False",
+            transformers.OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2),
+            "OpenAIGPTLMHeadModel declares _supports_attention_backend = False",
         ),
         (
             transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2),
