@@ -56,8 +56,16 @@ class FlashAttention(VendorBackend, CUDATriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.dense import dense_batch
         from hal.common.vendor.pages import require_pages
-        from hal.common.vendor.tensors import check_paged, empty_results, settle_results, visible_lengths
+        from hal.common.vendor.tensors import (
+            aligned_rows,
+            check_cache,
+            check_paged,
+            empty_results,
+            settle_results,
+            visible_lengths,
+        )
 
         from .flash_attention_calls import build_call, returned_lse
         from .flash_attention_inputs import page_inputs
@@ -69,7 +77,8 @@ class FlashAttention(VendorBackend, CUDATriton):
             return empty_results(q, width, need_lse, out)
         kernel = self.choose_kernel("paged_attention", "mla" if cache.layout.name == "latent" else "attention")
         self.check_page(kernel, cache)
-        batch = require_pages(batch, cache, window)
+        check_cache(cache)
+        q, batch = aligned_rows(q), require_pages(dense_batch(batch), cache, window)
         inputs = page_inputs(q, cache, batch, softmax_scale, window, softcap, causal, need_lse, out)
         result, lse = returned_lse(self.resolver.call(build_call(kernel, inputs)), is_gather=False)
         lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=causal)
@@ -113,11 +122,22 @@ class FlashAttention(VendorBackend, CUDATriton):
                 selected=selected,
                 first_key=first_key,
             )
-        from hal.common.vendor.tensors import check_varlen, empty_results, pad_to, settle_results, visible_lengths
+        from hal.common.dense import dense_numbers
+        from hal.common.vendor.tensors import (
+            aligned_rows,
+            check_varlen,
+            empty_results,
+            pad_to,
+            settle_results,
+            visible_lengths,
+            writable,
+        )
 
         from .flash_attention_calls import Inputs, build_call, returned_lse
 
         check_varlen(q, k, v, out)
+        q, k, v = aligned_rows(q), aligned_rows(k), aligned_rows(v)
+        q_start_loc, k_start_loc = dense_numbers("q_start_loc", q_start_loc), dense_numbers("k_start_loc", k_start_loc)
         key_lens = k_start_loc[1:] - k_start_loc[:-1]
         if not q.shape[0] or not key_lens.shape[0]:
             return empty_results(q, v.shape[2], need_lse, out)
@@ -137,7 +157,7 @@ class FlashAttention(VendorBackend, CUDATriton):
             softcap=softcap,
             causal=causal,
             need_lse=need_lse,
-            out=None if is_padded else out,
+            out=None if is_padded else writable(out),
         )
         result, lse = returned_lse(self.resolver.call(build_call(kernel, inputs)), is_gather=False)
         lengths = visible_lengths(q_start_loc, key_lens, q.shape[0], causal=causal)
@@ -154,14 +174,17 @@ class FlashAttention(VendorBackend, CUDATriton):
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         from hal.common.vendor.segments import merge_segments
+        from hal.common.vendor.tensors import aligned_rows, check_cache
 
         from .flash_attention_calls import build_call, build_gather_call, returned_lse
         from .flash_attention_inputs import gather_inputs, row_inputs
 
         kernel = self.choose_kernel("sparse_mla", "sparse_mla")
         is_gather = bool(kernel.head_counts)
+        q = aligned_rows(q)
 
         def attend(segment: Segment, need_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+            check_cache(segment.cache)
             if is_gather:
                 call = build_gather_call(kernel, *gather_inputs(kernel, q, segment, kv_lora_rank, softmax_scale, need_lse))
             else:

@@ -6,7 +6,7 @@ import torch
 
 from hal.common.kernels import KVCache, PagedBatch, Segment
 from hal.common.vendor import KernelFacts
-from hal.common.vendor.tensors import pad_to, readable_table, round_up, split_latent, split_pages, split_query
+from hal.common.vendor.tensors import pad_to, readable_table, round_up, split_latent, split_pages, split_query, writable
 
 from .flash_attention_calls import Gather, Inputs
 
@@ -50,7 +50,7 @@ def page_inputs(
         softcap=softcap,
         causal=causal,
         need_lse=need_lse,
-        out=out,
+        out=writable(out),
     )
 
 

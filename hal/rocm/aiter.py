@@ -50,14 +50,17 @@ class Aiter(VendorBackend, ROCmTriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
+            aligned_rows,
             check_paged,
             empty_results,
             readable_table,
             settle_results,
             split_pages,
             visible_lengths,
+            writable,
         )
 
         from .aiter_calls import build_unified_call
@@ -72,9 +75,9 @@ class Aiter(VendorBackend, ROCmTriton):
             return empty_results(q, width, False, out)
         kernel = self.choose_kernel("paged_attention", "attention")
         self.check_page(kernel, cache)
-        batch = require_pages(batch, cache, window)
         k, v = split_pages(cache)
-        result = q.new_empty(*q.shape[:2], width) if out is None else out
+        q, batch, target = aligned_rows(q), require_pages(dense_batch(batch), cache, window), writable(out)
+        result = q.new_empty(*q.shape[:2], width) if target is None else target
         call = build_unified_call(
             kernel,
             q,

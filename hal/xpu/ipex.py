@@ -54,6 +54,7 @@ class IPEX(VendorBackend, XPUTriton):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         import torch
 
+        from hal.common.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
             check_paged,
@@ -80,7 +81,7 @@ class IPEX(VendorBackend, XPUTriton):
         phase = "decode" if batch.max_query_len == 1 else "prefill"
         kernel = self.choose_kernel("paged_attention", "attention", phase)
         self.check_page(kernel, cache)
-        batch = require_pages(batch, cache, None)
+        batch = require_pages(dense_batch(batch), cache, None)
         # The library keeps the heads of a page together, [pages, kv_heads, page, width].
         k, v = (pages.transpose(1, 2) for pages in split_pages(cache))
         lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, tokens, causal=True)

@@ -52,6 +52,7 @@ class XPUKernels(VendorBackend, XPUTriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
             check_paged,
@@ -60,6 +61,7 @@ class XPUKernels(VendorBackend, XPUTriton):
             settle_results,
             split_pages,
             visible_lengths,
+            writable,
         )
 
         from .kernels_calls import build_call, returned_lse
@@ -75,7 +77,7 @@ class XPUKernels(VendorBackend, XPUTriton):
         is_latent = cache.layout.name == "latent"
         kernel = self.choose_kernel("paged_attention", "mla" if is_latent else "attention")
         self.check_page(kernel, cache)
-        batch = require_pages(batch, cache, window)
+        batch = require_pages(dense_batch(batch), cache, window)
         if is_latent:
             k = cache.storage[:, : cache.block_size].unsqueeze(2)
             v = k[..., :width]
@@ -95,7 +97,7 @@ class XPUKernels(VendorBackend, XPUTriton):
             window=window,
             causal=causal,
             need_lse=need_lse,
-            out=out,
+            out=writable(out),
         )
         result, lse = returned_lse(self.resolver.call(call))
         lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=causal)
@@ -139,11 +141,22 @@ class XPUKernels(VendorBackend, XPUTriton):
                 selected=selected,
                 first_key=first_key,
             )
-        from hal.common.vendor.tensors import check_varlen, empty_results, pad_to, settle_results, visible_lengths
+        from hal.common.dense import dense_numbers
+        from hal.common.vendor.tensors import (
+            aligned_rows,
+            check_varlen,
+            empty_results,
+            pad_to,
+            settle_results,
+            visible_lengths,
+            writable,
+        )
 
         from .kernels_calls import build_call, returned_lse
 
         check_varlen(q, k, v, out)
+        k, v = aligned_rows(k), aligned_rows(v)
+        q_start_loc, k_start_loc = dense_numbers("q_start_loc", q_start_loc), dense_numbers("k_start_loc", k_start_loc)
         key_lens = k_start_loc[1:] - k_start_loc[:-1]
         if not q.shape[0] or not key_lens.shape[0]:
             return empty_results(q, v.shape[2], need_lse, out)
@@ -162,7 +175,7 @@ class XPUKernels(VendorBackend, XPUTriton):
             window=window,
             causal=causal,
             need_lse=need_lse,
-            out=None if is_padded else out,
+            out=None if is_padded else writable(out),
         )
         result, lse = returned_lse(self.resolver.call(call))
         lengths = visible_lengths(q_start_loc, key_lens, q.shape[0], causal=causal)

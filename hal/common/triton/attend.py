@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hal.common.dense import dense_batch, dense_numbers, dense_rows
 from hal.common.kernels import refuse_key_ranges
 
-from .checks import check_keys, check_query, count_parts, dense_rows, plain_name, prepare_results, require_tile
+from .checks import check_keys, check_query, count_parts, plain_name, prepare_results, require_tile
 from .launch import Launch
 from .merge import join_launch
 from .tiles import Machine, Tile, Widths, split_width
@@ -220,6 +221,7 @@ def attend_pages(
     """out [tokens, heads, value] and lse of every query over its request's pages."""
     check_query(q, cache)
     refuse_key_ranges(batch, "paged_attention")
+    batch = dense_batch(batch)
     rows = cache.rows
     layout = cache.layout
     value_rows = rows if layout.name == "latent" else rows[:, layout.widths[0] :]
@@ -247,6 +249,7 @@ def attend_varlen(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, value] and lse of every query over its request's keys, the last query aligned with the last key."""
     check_keys(q, k, v)
+    q_start_loc, k_start_loc = dense_numbers("q_start_loc", q_start_loc), dense_numbers("k_start_loc", k_start_loc)
     keys = listed_keys(dense_rows(k), dense_rows(v), k_start_loc, max_seq_len)
     queries = Queries(q=dense_rows(q), start_loc=q_start_loc, num_requests=q_start_loc.shape[0] - 1, max_len=max_query_len)
     return _attend(machine, run, queries, keys, mask, softmax_scale, need_lse, out)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hal.common.dense import dense_numbers, dense_rows
 from hal.common.errors import LayoutError
 from hal.common.kernels import KVCache
 from hal.common.layouts import UNQUANTISED, Layout
 
-from .checks import dense_rows
 from .launch import Launch
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ def write_rows(run: Callable[[Launch], None], cache: KVCache, slots: torch.Tenso
 def read_rows(run: Callable[[Launch], None], cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The parts [rows, *part] at some rows; row -1 gives zeros and reads nothing."""
     _check_layout(cache.layout)
+    rows = dense_numbers("rows", rows)
     parts = tuple(cache.storage.new_empty((rows.shape[0], *part)) for part in cache.layout.parts)
-    run(read_launch(cache.layout, cache.rows, rows.contiguous(), parts))
+    run(read_launch(cache.layout, cache.rows, rows, parts))
     return parts
 
 

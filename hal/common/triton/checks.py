@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hal.common.dense import shares_places
 from hal.common.errors import BackendError, BatchError, LayoutError
 
 from .tiles import Machine, Tile, Widths, choose_tile
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
 MAX_PARTS = 32
 
 
-def dense_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of it where its last dimension is not dense."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
-
-
 def plain_name(tensor: Any) -> str:
     """A tensor's element type by name, whether it is a tensor or stands in for one."""
     return str(tensor.dtype).removeprefix("torch.")
@@ -33,7 +29,7 @@ def prepare_results(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, width] and lse fp32 [tokens, heads] (None unless asked for), for a kernel to fill.
 
-    LayoutError where a given out has another shape, element type or a last dimension that is not dense.
+    LayoutError where a given out has another shape, element type, a last dimension that is not dense, or shared elements.
     """
     import torch
 
@@ -45,6 +41,8 @@ def prepare_results(
             f"out is {out.dtype} {list(out.shape)} with strides {out.stride()}; this call writes {q.dtype} {list(shape)}, "
             "the last dimension dense"
         )
+    elif not out.is_contiguous() and shares_places(out.shape, out.stride()):
+        raise LayoutError(f"out has strides {out.stride()} for {list(shape)}; every element needs a place of its own")
     return out, q.new_empty(shape[:2], dtype=torch.float32) if need_lse else None
 
 

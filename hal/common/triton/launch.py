@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -68,11 +69,16 @@ def launch_key(launch: Launch, arch: str) -> LaunchKey:
 
 def pointer_class(tensor: Any, is_specialised: bool) -> str:
     """The class of a tensor: its pointer type, and whether its address is known to be a multiple of 16."""
-    name = str(tensor.dtype).removeprefix("torch.")
+    kind = _pointer(tensor.dtype)
+    return f"{kind}/16" if is_specialised and tensor.data_ptr() % 16 == 0 else kind
+
+
+@cache
+def _pointer(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
     if name not in _POINTERS:
         raise BackendError(f"no kernel takes a tensor of {name}; they take {', '.join(_POINTERS)}")
-    kind = _POINTERS[name]
-    return f"{kind}/16" if is_specialised and tensor.data_ptr() % 16 == 0 else kind
+    return _POINTERS[name]
 
 
 def integer_class(value: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .checks import dense_rows
+from hal.common.dense import dense_rows
+
 from .launch import Launch
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hal.common.dense import dense_numbers
 from hal.common.errors import BatchError
 from hal.common.parallel import Parallel
 
-from .checks import dense_rows
 from .launch import Launch
 
 if TYPE_CHECKING:
@@ -68,21 +68,11 @@ def rows_from_topk(
     """Rows int32 [tokens, width], valid ones first and in their order, and their count int32 [tokens]."""
     if parallel.dcp > 1 and block_size % parallel.interleave:
         raise BatchError(f"block_size {block_size} is no multiple of the DCP interleave {parallel.interleave}")
+    topk, block_table = dense_numbers("topk", topk, 2), dense_numbers("block_table", block_table, 2)
+    req_id, seq_lens = dense_numbers("req_id", req_id), dense_numbers("seq_lens", seq_lens)
     rows = topk.new_empty(topk.shape)
     valid = topk.new_empty(topk.shape[:1])
     if not seq_lens.shape[0] or not topk.numel():
         return rows.fill_(-1), valid.zero_()
-    run(
-        rows_launch(
-            dense_rows(topk),
-            req_id.contiguous(),
-            dense_rows(block_table),
-            seq_lens.contiguous(),
-            rows,
-            valid,
-            block_size,
-            page_stride,
-            parallel,
-        )
-    )
+    run(rows_launch(topk, req_id, block_table, seq_lens, rows, valid, block_size, page_stride, parallel))
     return rows, valid

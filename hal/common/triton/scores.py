@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hal.common.dense import dense_batch, dense_rows
 from hal.common.errors import LayoutError
 from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, refuse_key_ranges
 
-from .checks import dense_rows, plain_name, require_tile
+from .checks import plain_name, require_tile
 from .launch import Launch
 from .tiles import Machine, Tile, Widths
 
@@ -97,6 +98,7 @@ def index_scores(
             f"{cache.layout.width} in {cache.layout.dtype}"
         )
     refuse_key_ranges(batch, "index_scores")
+    batch = dense_batch(batch)
     if chunk is None:
         requests = batch.seq_lens.shape[0]
         chunk = IndexerChunk(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .checks import check_segments, count_parts, dense_rows, plain_name, prepare_results, require_tile
+from hal.common.dense import dense_numbers, dense_rows
+
+from .checks import check_segments, count_parts, plain_name, prepare_results, require_tile
 from .launch import Launch
 from .merge import join_launch
 from .tiles import Machine, Tile, Widths
@@ -90,6 +92,7 @@ def attend_rows(
 
     segments = tuple(segments)
     check_segments(q, segments, kv_lora_rank)
+    lists = [(dense_numbers("rows", rows, 2), dense_numbers("valid", valid)) for _, rows, valid in segments]
     out, lse = prepare_results(q, kv_lora_rank, need_lse, out)
     if not out.numel():
         return out, lse
@@ -105,8 +108,8 @@ def attend_rows(
         target = q.new_empty((total, *out.shape), dtype=torch.float32)
         target_lse = q.new_empty((total, *out.shape[:2]), dtype=torch.float32)
     first = 0
-    for segment, count in zip(segments, parts, strict=True):
-        cache, rows, valid = segment.cache.rows, dense_rows(segment.rows), segment.valid.contiguous()
+    for segment, (rows, valid), count in zip(segments, lists, parts, strict=True):
+        cache = segment.cache.rows
         run(sparse_launch(tile, widths, q, cache, rows, valid, target, target_lse, softmax_scale, first, count))
         first += count
     if total > 1:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hal.common.dense import dense_numbers, dense_rows
 from hal.common.errors import BatchError
 
-from .checks import dense_rows
 from .launch import Launch
 
 if TYPE_CHECKING:
@@ -48,17 +48,15 @@ def select_topk(run: Callable[[Launch], None], scores: torch.Tensor, lengths: to
     """int32 [rows, width]: the k best columns below each length in ascending order, equal scores by lower id, then -1."""
     if k > width:
         raise BatchError(f"k is {k}; a row of width {width} holds at most {width} columns")
-    import torch
-
-    topk = lengths.new_empty((scores.shape[0], width), dtype=torch.int32)
-    run(choose_launch(dense_rows(scores.float()), lengths.to(torch.int32).contiguous(), topk, k))
+    lengths = dense_numbers("lengths", lengths)
+    topk = lengths.new_empty((scores.shape[0], width))
+    run(choose_launch(dense_rows(scores.float()), lengths, topk, k))
     return topk
 
 
 def expand_pools(run: Callable[[Launch], None], topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
     """int32 [rows, width]: the tokens of each chosen pool and of the open tail, then -1."""
-    import torch
-
+    topk, lengths = dense_numbers("topk", topk, 2), dense_numbers("lengths", lengths)
     tokens = topk.new_empty((topk.shape[0], width))
-    run(expand_launch(dense_rows(topk), lengths.to(torch.int32).contiguous(), tokens, pool))
+    run(expand_launch(topk, lengths, tokens, pool))
     return tokens

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hal.common.dense import dense_numbers
 from hal.common.kernels import Segment
 
 from .pages import check_rows
@@ -26,7 +27,11 @@ def merge_segments(
 ) -> Result:
     """The contract's out and lse of one softmax over all lists: attend(segment, need_lse) for each, merged by their LSE."""
     check_sparse(q, segments, kv_lora_rank, out)
-    live = [segment for segment in segments if segment.cache.num_pages and segment.rows.shape[1]]
+    lists = [
+        segment._replace(rows=dense_numbers("rows", segment.rows, 2), valid=dense_numbers("valid", segment.valid))
+        for segment in segments
+    ]
+    live = [segment for segment in lists if segment.cache.num_pages and segment.rows.shape[1]]
     if not q.shape[0] or not live:
         return empty_results(q, kv_lora_rank, need_lse, out)
     want_lse = need_lse or len(live) > 1

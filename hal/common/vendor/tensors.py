@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hal.common.dense import shares_places
 from hal.common.errors import BatchError, LayoutError
 from hal.common.kernels import KVCache, PagedBatch, Segment, refuse_key_ranges
 
@@ -22,10 +23,44 @@ def readable_table(batch: PagedBatch, num_pages: int) -> torch.Tensor:
     table = None if batch.memo is None else batch.memo.get(key)
     if not isinstance(table, torch.Tensor):
         given = batch.block_table
-        table = torch.where((given >= 0) & (given < num_pages), given, 0)
+        # An operator's result lies as its operands do.
+        table = torch.where((given >= 0) & (given < num_pages), given, 0).contiguous()
         if batch.memo is not None:
             batch.memo[key] = table
     return table
+
+
+def aligned_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a dense copy where its last dimension is not dense or an index of another is no multiple of 16 bytes in.
+
+    Libraries read 16 bytes at a time from where a row begins.
+    """
+    return tensor if is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether the last dimension is dense and every row begins at a multiple of 16 bytes, or no copy would make it so."""
+    if tensor.data_ptr() % 16:
+        return False
+    if tensor.is_contiguous():
+        return True
+    *strides, last = tensor.stride()
+    return last == 1 and all(stride * tensor.element_size() % 16 == 0 for stride in strides)
+
+
+def writable(out: torch.Tensor | None) -> torch.Tensor | None:
+    """out where a library can write into it, None where its result must be copied there."""
+    return out if out is not None and is_aligned(out) else None
+
+
+def check_cache(cache: KVCache) -> None:
+    """Nothing, or LayoutError for a cache whose rows do not begin at multiples of 16 bytes; it is not to be copied."""
+    storage = cache.storage
+    if not is_aligned(storage):
+        raise LayoutError(
+            f"cache storage begins {storage.data_ptr() % 16} bytes past a multiple of 16, with strides {storage.stride()} of "
+            f"{storage.element_size()} bytes; these kernels read rows that begin at multiples of 16 bytes"
+        )
 
 
 def split_pages(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,3 +211,5 @@ def _check_out(q: torch.Tensor, width: int, out: torch.Tensor | None) -> None:
     shape = (*q.shape[:2], width)
     if out is not None and (tuple(out.shape) != shape or out.dtype != q.dtype):
         raise LayoutError(f"out is {out.dtype} {list(out.shape)}; this call writes {q.dtype} {list(shape)}")
+    if out is not None and not out.is_contiguous() and shares_places(out.shape, out.stride()):
+        raise LayoutError(f"out has strides {out.stride()} for {list(shape)}; every element needs a place of its own")

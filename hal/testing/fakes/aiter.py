@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from .attend import Rule, attend_batch, read_pages, require, require_dtype, require_int32
+from .attend import Rule, attend_batch, read_pages, require, require_dense_heads, require_dtype, require_int32
 
 HEADS = (16, 128)
 
@@ -51,6 +51,7 @@ def make_library(arch: str, release: str) -> Mapping[str, Callable[..., object]]
         require(a.q_descale is None, "Q scales not supported")
         require(getattr(a, "q_scales", None) is None, "scales belong to fp8")
         require_dtype((torch.bfloat16, torch.float16), q=a.q, k=a.k, v=a.v, out=a.out)
+        require_dense_heads(q=a.q, out=a.out)
         require_int32(cu_seqlens_q=a.cu_seqlens_q, seqused_k=a.seqused_k, block_table=a.block_table)
         require(a.k.shape[1] % 16 == 0, f"pages of {a.k.shape[1]} tokens")
         require(a.k.shape[-1] == a.v.shape[-1] == a.q.shape[-1], "keys, values and queries of one width")

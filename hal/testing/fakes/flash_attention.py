@@ -118,6 +118,7 @@ def make_fork(arch: str, release: str) -> Functions:
         else:
             out, lse = _attend_latent(a, keys, rule, a.q_v)
         if a.out is not None:
+            require_dense_heads(out=a.out)
             out = a.out.copy_(out)
         return (out, lse) if a.return_softmax_lse else out
 
@@ -146,7 +147,7 @@ def _window(causal: bool, window: tuple[int, int]) -> Rule:
 
 def _require_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     require_dtype(HALF, q=q, k=k, v=v)
-    require_dense_heads(q=q, k=k, v=v)
+    _require_aligned(q, k, v)
     width = q.shape[-1]
     require(width == k.shape[-1] == v.shape[-1], f"widths {width}, {k.shape[-1]}, {v.shape[-1]} must be equal")
     require(width <= 256 and width % 8 == 0, f"head dimension {width} must be a multiple of 8 up to 256")
@@ -187,7 +188,7 @@ def _attend_latent(a: SimpleNamespace, keys: Keys, rule: Rule, qv: torch.Tensor 
         _require_plain(a.q, keys.k, keys.v)
         return _attend(a, a.q, keys, rule, -math.inf)
     require_dtype(HALF, q=a.q, qv=qv, k=keys.k, v=keys.v)
-    require_dense_heads(q=a.q, qv=qv, k=keys.k, v=keys.v)
+    _require_aligned(a.q, qv, keys.k, keys.v)
     require(a.q.shape[-1] == keys.k.shape[-1], f"widths {a.q.shape[-1]} and {keys.k.shape[-1]} must be equal")
     require(8 <= a.q.shape[-1] <= 64 and a.q.shape[-1] % 8 == 0, f"with q_v the head is 8 to 64 wide, not {a.q.shape[-1]}")
     require(qv.shape[-1] == keys.v.shape[-1], f"q_v is {qv.shape[-1]} wide, the values {keys.v.shape[-1]}")

@@ -53,7 +53,7 @@ def make_library(arch: str, release: str) -> Mapping[str, Callable[..., object]]
 
 def _require_inputs(a: SimpleNamespace) -> None:
     require_dtype((torch.bfloat16, torch.float16), q=a.q, k=a.k, v=a.v)
-    require_dense_heads(q=a.q, k=a.k, v=a.v)
+    require_dense_heads(q=a.q, k=a.k, v=a.v, out=a.out)
     require(a.q.is_contiguous(), "q must be contiguous")
     require_int32(cu_seqlens_q=a.cu_seqlens_q, cu_seqlens_k=a.cu_seqlens_k, seqused_k=a.seqused_k, block_table=a.block_table)
     require((a.cu_seqlens_k is None) != (a.seqused_k is None), "seqused_k and cu_seqlens_k exclude each other")

@@ -25,6 +25,7 @@ from . import (
     scores,
     sink,
     sparse,
+    strides,
     topk,
     varlen,
 )
@@ -46,6 +47,7 @@ _GENERATORS: tuple[Generate, ...] = (
     sink.cases,
     pipeline.cases,
     bad_input.cases,
+    strides.cases,
     far_rows.cases,
 )
 
