@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 
 import hal
-from hal.common.layouts import attention_layout
+from hal.layouts import attention_layout
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, LAYERS, VOCABULARY = 64, 4, 2, 16, 3, 96
 PAGE, PAGES_EACH, MAX_LENGTH = 8, 8, 64

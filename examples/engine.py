@@ -17,8 +17,7 @@ import torch
 
 import hal
 from hal.common.device_batch import DeviceBatch
-from hal.common.page_tables import RequestPages, stack_tables
-from hal.common.pages import PagePool
+from hal.pages import PagePool, RequestPages, stack_tables
 
 CONFIG = {
     "model_type": "tiny",

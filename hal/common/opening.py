@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .cache_groups import CacheSpec
     from .plan import Plan
 
+__all__ = ["Attention", "bind_attention", "open_attention"]
+
 Given = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 

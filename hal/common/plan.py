@@ -26,7 +26,7 @@ from .selection import Selection
 if TYPE_CHECKING:
     import torch
 
-    from .attention import Attention
+    from .opening import Attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

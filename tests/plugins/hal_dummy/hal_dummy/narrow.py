@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from hal.common.capabilities import Capabilities
+from hal.backend import Capabilities
 
 from .portable import DummyPortable
 

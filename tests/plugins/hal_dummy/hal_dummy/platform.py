@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hal.common.platform import Platform
+from hal.backend import Platform
 
 PLATFORM = Platform(
     name="dummy",

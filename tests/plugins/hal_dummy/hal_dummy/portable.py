@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
+from hal.backend import Backend, Capabilities
 
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import KVCache, PagedBatch
+    from hal import KVCache, PagedBatch
 
 
 class DummyPortable(Backend):

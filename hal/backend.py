@@ -1,0 +1,28 @@
+"""What a platform's author needs: the base classes, what they declare, and the values that calls take.
+
+TritonBackend is the base of a platform's portable backend, with the shared Triton kernels behind every call; a vendor's backend
+inherits it or, on a platform without Triton, Backend itself. Importing this loads neither torch nor triton.
+"""
+
+from hal.common.arch import Arch
+from hal.common.backend import Backend
+from hal.common.buffer import Buffer
+from hal.common.capabilities import Capabilities
+from hal.common.platform import Platform
+from hal.common.reason import Reason
+from hal.common.request import Request
+from hal.common.software import Library, Software
+from hal.common.triton.backend import TritonBackend
+
+__all__ = [
+    "Arch",
+    "Backend",
+    "Buffer",
+    "Capabilities",
+    "Library",
+    "Platform",
+    "Reason",
+    "Request",
+    "Software",
+    "TritonBackend",
+]

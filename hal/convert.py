@@ -1,0 +1,5 @@
+"""A cache's pages moved to another platform's form of the same layout."""
+
+from hal.common.convert import convert_cache, convert_records
+
+__all__ = ["convert_cache", "convert_records"]
