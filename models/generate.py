@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from hal.common.errors import CapacityError
 
@@ -14,9 +14,27 @@ from .sampling import Sampling, choose_tokens
 from .schedule import Running, plan_turn
 
 if TYPE_CHECKING:
-    from .model import Model
+    import torch
+
+    from hal.common.attention import Attention
+    from hal.common.batch import Batch
+    from hal.common.plan import Plan
+
+    from .text import Tokenizer
 
 OnToken = Callable[[int, int], None]
+
+
+class Served(Protocol):
+    """What the loop needs of a model, which is hal.models.Model and says what each of these is."""
+
+    plan: Plan
+    attention: Attention
+    tokenizer: Tokenizer | None
+    media_tokens: dict[int, str]
+
+    def forward(self, input_ids: torch.Tensor, batch: Batch, rows: Sequence[int] | None = None) -> torch.Tensor:
+        """Logits of one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +48,7 @@ class Generation:
 
 
 def generate(
-    model: Model,
+    model: Served,
     prompts: Sequence[list[int]],
     max_new_tokens: int,
     sampling: Sampling,
@@ -55,7 +73,7 @@ def generate(
     return [_finish(model, sequence, eos_token_ids) for sequence in everyone]
 
 
-def _prepare(model: Model, prompts: Sequence[list[int]], max_new_tokens: int, sampling: Sampling) -> list[Running]:
+def _prepare(model: Served, prompts: Sequence[list[int]], max_new_tokens: int, sampling: Sampling) -> list[Running]:
     if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
         raise GenerationError(f"max_new_tokens is {max_new_tokens!r}; expected a whole number of at least 1")
     prepared = []
@@ -73,7 +91,7 @@ def _prepare(model: Model, prompts: Sequence[list[int]], max_new_tokens: int, sa
     return prepared
 
 
-def _check_tokens(model: Model, index: int, prompt: list[int]) -> None:
+def _check_tokens(model: Served, index: int, prompt: list[int]) -> None:
     vocabulary, media = model.plan.shape.vocab_size, model.media_tokens
     for token in prompt:
         if not 0 <= token < vocabulary:
@@ -85,7 +103,7 @@ def _check_tokens(model: Model, index: int, prompt: list[int]) -> None:
             )
 
 
-def _check_room(model: Model, sequence: Running) -> None:
+def _check_room(model: Served, sequence: Running) -> None:
     limits, pages = model.plan.limits, model.attention.pages
     new = sequence.max_length - sequence.prompt_length
     asked = f"prompt {sequence.prompt} of {sequence.prompt_length} tokens with {new} new ones"
@@ -101,7 +119,7 @@ def _check_room(model: Model, sequence: Running) -> None:
         )
 
 
-def _admit(model: Model, waiting: deque[Running], running: list[Running]) -> None:
+def _admit(model: Served, waiting: deque[Running], running: list[Running]) -> None:
     pages, block_size = model.attention.pages, model.plan.tokens_per_page
     while waiting and len(running) < model.plan.limits.max_num_seqs:
         needed = waiting[0].pages_needed(block_size)
@@ -116,7 +134,7 @@ def _admit(model: Model, waiting: deque[Running], running: list[Running]) -> Non
         )
 
 
-def _advance(model: Model, running: Sequence[Running], sampling: Sampling, on_token: OnToken | None) -> list[Running]:
+def _advance(model: Served, running: Sequence[Running], sampling: Sampling, on_token: OnToken | None) -> list[Running]:
     turn = plan_turn(running, model.plan.limits.max_num_batched_tokens)
     ready, rows = turn.finished_rows()
     logits = model.forward(turn.input_ids(), turn.batch(), rows)
@@ -134,12 +152,12 @@ def _is_finished(sequence: Running, eos_token_ids: frozenset[int]) -> bool:
     return sequence.tokens[-1] in eos_token_ids or len(sequence.tokens) >= sequence.max_length
 
 
-def _release(model: Model, sequence: Running) -> None:
+def _release(model: Served, sequence: Running) -> None:
     model.attention.pages.free(sequence.pages)
     sequence.pages = []
 
 
-def _finish(model: Model, sequence: Running, eos_token_ids: frozenset[int]) -> Generation:
+def _finish(model: Served, sequence: Running, eos_token_ids: frozenset[int]) -> Generation:
     tokens = sequence.tokens[sequence.prompt_length :]
     return Generation(
         prompt_length=sequence.prompt_length,

@@ -299,7 +299,8 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time a step of decodes and one of prefill: a layer of each kind on random caches, all layers added up."""
-    from .bench import Trial, run_bench
+    from .bench import run_bench
+    from .bench_timing import Trial
 
     trial = Trial(
         config=config,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hal.common.detection import find_device
@@ -18,6 +17,7 @@ from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name
 from hal.config.runs import group_layers
 
+from .bench_timing import PHASES, KindTimes, Timing, Trial
 from .console import InputError, check_backend_name, checked, make_console, print_json
 
 if TYPE_CHECKING:
@@ -26,54 +26,8 @@ if TYPE_CHECKING:
 
     from .bench_calls import LayerCalls
 
-PHASES = ("decode", "prefill")
 LEAST_SECONDS = 0.2
 """How long each call is repeated; what is told is the median."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """What the command line asks: a step of `requests` decodes at `context` tokens each, and one prefill of `prefill`."""
-
-    config: Path
-    device: str = ""
-    context: int = 4096
-    requests: int = 8
-    prefill: int = 1024
-    tp: int = 1
-    dtype: str = "auto"
-    kv_layout: str = "auto"
-    backend: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindTimes:
-    """Layers alike, who serves them, and the seconds that one of them takes, by phase."""
-
-    layer: LayerShape
-    layer_ids: tuple[int, ...]
-    backend: str
-    seconds: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """The whole answer. build_seconds: making a step's metadata, once for all layers."""
-
-    trial: Trial
-    shape: ModelShape
-    target: str
-    dtype: str
-    kinds: tuple[KindTimes, ...]
-    build_seconds: Mapping[str, float]
-
-    def total(self, phase: str) -> float:
-        """Seconds of all measured layers of the model and of the step's metadata."""
-        return self.build_seconds[phase] + sum(len(kind.layer_ids) * kind.seconds[phase] for kind in self.kinds)
-
-    def tokens(self, phase: str) -> int:
-        """New tokens of a step."""
-        return self.trial.requests if phase == "decode" else self.trial.prefill
 
 
 def run_bench(trial: Trial, *, as_json: bool) -> int:

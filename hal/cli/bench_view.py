@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hal.config.runs import format_ids
 
-from .bench import PHASES, Timing, Trial
+from .bench_timing import PHASES, Timing, Trial
 from .words import say_layer, say_model
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hal.cli.bench import KindTimes, Timing, Trial, pick_layers
+from hal.cli.bench import pick_layers
+from hal.cli.bench_timing import KindTimes, Timing, Trial
 from hal.cli.bench_view import say_seconds, to_dict
 from hal.config import ModelShape, read_shape
 
