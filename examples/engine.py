@@ -16,7 +16,6 @@ from itertools import accumulate
 import torch
 
 import hal
-from hal.common.device_batch import DeviceBatch
 from hal.pages import PagePool, RequestPages, stack_tables
 
 CONFIG = {
@@ -193,7 +192,7 @@ class Engine:
                 if victim is request:
                     return False
 
-    def _make_batch(self, scheduled: list[tuple[Request, int]], ends: list[int]) -> DeviceBatch:
+    def _make_batch(self, scheduled: list[tuple[Request, int]], ends: list[int]) -> hal.DeviceBatch:
         """The step in device tensors, as an engine on an accelerator would keep them."""
         query_lens = [new for _, new in scheduled]
         seq_lens = [request.num_computed + new for request, new in scheduled]

@@ -6,7 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import backend as backend
+    from . import convert as convert
+    from . import layouts as layouts
     from . import ops as ops
+    from . import pages as pages
+    from . import parallel as parallel
     from . import testing as testing
     from .common.attention import Attention as Attention
     from .common.backend import Backend as Backend
@@ -15,6 +20,7 @@ if TYPE_CHECKING:
     from .common.compressor import Compressor as Compressor
     from .common.detection import detect as detect
     from .common.device import Device as Device
+    from .common.device_batch import DeviceBatch as DeviceBatch
     from .common.errors import BackendError as BackendError
     from .common.errors import BatchError as BatchError
     from .common.errors import CapacityError as CapacityError
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from .common.kernels import PagedBatch as PagedBatch
     from .common.kernels import Segment as Segment
     from .common.limits import Limits as Limits
+    from .common.metadata import MetadataBuilder as MetadataBuilder
     from .common.opened import kernels as kernels
     from .common.parallel import Parallel as Parallel
     from .common.plan import Plan as Plan
@@ -62,6 +69,7 @@ _HOMES = {
     "Compressor": "common.compressor",
     "Device": "common.device",
     "detect": "common.detection",
+    "DeviceBatch": "common.device_batch",
     "BackendError": "common.errors",
     "BatchError": "common.errors",
     "CapacityError": "common.errors",
@@ -78,6 +86,7 @@ _HOMES = {
     "Limits": "common.limits",
     "kernels": "common.opened",
     "Parallel": "common.parallel",
+    "MetadataBuilder": "common.metadata",
     "Plan": "common.plan",
     "installed": "common.planning",
     "plan": "common.planning",
@@ -96,7 +105,7 @@ _HOMES = {
     "read_shape": "config",
 }
 
-_PACKAGES = ("ops", "testing")
+_MODULES = ("backend", "convert", "layouts", "ops", "pages", "parallel", "testing")
 
 __all__ = ["__version__", *_HOMES]
 
@@ -104,7 +113,7 @@ __all__ = ["__version__", *_HOMES]
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        if name in _PACKAGES:
+        if name in _MODULES:
             return import_module(f"hal.{name}")
         home = _HOMES.get(name)
         if home is None:
@@ -120,4 +129,4 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_PACKAGES])
+    return sorted([*__all__, *_MODULES])

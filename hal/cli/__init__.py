@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-INTERRUPTED = 130
+from .exits import INTERRUPTED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

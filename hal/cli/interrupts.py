@@ -7,7 +7,7 @@ import signal
 import sys
 from types import FrameType
 
-from . import INTERRUPTED
+from .exits import INTERRUPTED
 
 
 def take_interrupts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
@@ -65,6 +65,11 @@ class MetadataBuilder:
         self._lost_pages = torch.zeros((), dtype=torch.int64, device=torch_device)
 
     @property
+    def topk_tokens(self) -> int | None:
+        """The keys that the model's indexers keep for a token, None where it has none."""
+        return self.plan.shape.index_topk
+
+    @property
     def lost_tokens(self) -> int:
         """Tokens of device batches, so far, that could be written nowhere; reading it waits for the device."""
         return int(self._lost_tokens)
@@ -77,6 +82,7 @@ class MetadataBuilder:
         """
         return int(self._lost_pages)
 
+    @final
     def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
         """The metadata of a step; BatchError, with nothing written, for a batch that the plan or the caches do not allow."""
         self._cursor, self._assembler.given_tables = 0, None

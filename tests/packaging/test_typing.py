@@ -69,5 +69,6 @@ def test_a_sound_program_is_clean(name: str, said: dict[str, list[str]]) -> None
 
 
 def test_dir_has_every_public_name() -> None:
-    assert set(hal.__all__) | {"ops", "testing"} == set(dir(hal))
+    modules = {"backend", "convert", "layouts", "ops", "pages", "parallel", "testing"}
+    assert set(hal.__all__) | modules == set(dir(hal))
     assert all(hasattr(hal, name) for name in dir(hal))

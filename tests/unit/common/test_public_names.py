@@ -10,8 +10,8 @@ import hal
 from hal.common import parallel
 from hal.common.attention import Attention
 
-NAMES = """Attention Batch Compressor ConfigError Device HalError IndexInputs KVCache Limits NoBackend BackendError
-LayoutError PagedBatch Parallel Plan Reason Request Selection Software StepMetadata detect installed kernels
+NAMES = """Attention Batch Compressor ConfigError Device DeviceBatch HalError IndexInputs KVCache Limits NoBackend BackendError
+LayoutError MetadataBuilder PagedBatch Parallel Plan Reason Request Selection Software StepMetadata detect installed kernels
 plan read_shape register_backend select supports_combination Kernels""".split()  # noqa: SIM905 - a list of names reads better so
 
 
