@@ -15,7 +15,7 @@ MODEL := .cache/smollm2
 COMPOSITE := examples/composite-deepseek-v3.2.json
 TARGETS := --device cuda:sm_90 --device rocm:gfx942 --device xpu:pvc --device cpu
 
-.PHONY: help demo test test-triton test-xpu test-ipex compile lint lint-ruff lint-format lint-types lint-imports package clean
+.PHONY: help demo test test-triton test-xpu test-ipex test-page matrix check-matrix proofs compile lint lint-ruff lint-format lint-types lint-imports package clean
 
 help:
 	@echo "make demo      fetch SmolLM2-135M, look at this machine, plan for four platforms, answer a question"
@@ -24,6 +24,9 @@ help:
 	@echo "make compile      compile the portable kernels for every arch and judge their figures"
 	@echo "make test-xpu     compile them for Intel GPUs and run the result on the CPU, in an environment of its own"
 	@echo "make test-ipex    run the adapter of Intel's extension on the CPU, in an environment of its own (7 GB)"
+	@echo "make matrix    write the support and parity tables of matrix/ anew; make check-matrix sees that they are"
+	@echo "make test-page    open the support page in headless Chromium"
+	@echo "make proofs    run the conformance suites and write what they prove into matrix/ (half an hour)"
 	@echo "make lint      ruff, mypy and import-linter"
 	@echo "make package   build the wheel and check it in an environment without torch"
 
@@ -83,6 +86,29 @@ test-xpu: $(XPU_STAMP)
 
 test-ipex: $(IPEX_STAMP)
 	$(IPEX_VENV)/bin/python -m pytest tests/conformance/vendors/test_real.py -k "itself or ipex" $(ARGS)
+
+# Tables of hal's own backends alone, whatever else is installed.
+matrix: $(STAMP)
+	HAL_PLUGINS=none $(VENV)/bin/hal matrix --write matrix
+
+check-matrix: $(STAMP)
+	HAL_PLUGINS=none $(VENV)/bin/hal matrix --check matrix
+	HAL_PLUGINS=none $(VENV)/bin/hal matrix parity >/dev/null
+	.ci/compare-parent $(VENV)/bin/hal
+
+test-page: $(STAMP)
+	$(VENV)/bin/python tests/browser/check_page.py
+
+# Reports name the commit that they were made at: commit first, then run this, then `make matrix`.
+proofs: $(STAMP) $(XPU_STAMP)
+	$(VENV)/bin/python -m pytest -q tests/conformance/test_conformance.py --proof matrix/report-cpu.json
+	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest -q tests/conformance/triton/test_conformance.py \
+	  --proof matrix/report-triton.json
+	$(VENV)/bin/python -m pytest -q tests/conformance/vendors/test_adapters.py --proof matrix/report-vendors.json
+	$(VENV)/bin/hal compile --proof matrix/report-compile.json
+	OCL_ICD_VENDORS=$(CURDIR)/$(XPU_ICD) LD_LIBRARY_PATH=$(CURDIR)/$(XPU_VENV)/lib \
+	  $(XPU_VENV)/bin/python -m pytest -q tests/xpu/test_executed.py --proof matrix/report-xpu.json
+	$(XPU_VENV)/bin/hal compile $(addprefix --device xpu:,pvc bmg) --proof matrix/report-compile-xpu.json
 
 lint: lint-ruff lint-format lint-types lint-imports
 

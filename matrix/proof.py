@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -109,23 +109,28 @@ def _check_keys(what: str, found: object, expected: set[str]) -> None:
         raise ValueError(f"{what} has {have}; expected {sorted(expected)}, let the suite write it anew")
 
 
-def judge(selection: Selection, device: Device, dtype: str, evidence: tuple[Evidence, ...] | None = None) -> Proof:
-    """How far it is proved that a selection's calls work on a device in a dtype; by the reports of this folder by default."""
-    known = read_evidence() if evidence is None else evidence
+def judge(selection: Selection, device: Device, dtype: str) -> Proof:
+    """How far it is proved that a selection's calls work on a device in a dtype."""
+    known = _index(read_evidence())
     best: dict[str, Evidence | None] = {}
     for key, provider in selection.providers.items():
         call = key.partition(".")[0]
         layouts = _layouts_of(call, selection)
-        fitting = [
-            each
-            for each in known
-            if (each.backend, each.arch, each.call) == (provider, device.arch, call) and each.covers(layouts, dtype)
-        ]
-        best[key] = min(fitting, key=lambda each: STATES.index(each.state), default=None)
+        held = (each for each in known.get((provider, device.arch, call), ()) if each.covers(layouts, dtype))
+        best[key] = next(held, None)
     states = {key: each.state if each is not None else "declared" for key, each in best.items()}
     state = weakest(list(states.values()))
-    held = [each for each in best.values() if each is not None and each.state == state]
-    return Proof(state=state, calls=states, evidence=tuple(dict.fromkeys(held)))
+    found = [each for each in best.values() if each is not None and each.state == state]
+    return Proof(state=state, calls=states, evidence=tuple(dict.fromkeys(found)))
+
+
+@lru_cache(maxsize=8)
+def _index(known: tuple[Evidence, ...]) -> Mapping[tuple[str, str, str], tuple[Evidence, ...]]:
+    """The evidence by backend, arch and call, the strongest first."""
+    found: dict[tuple[str, str, str], list[Evidence]] = {}
+    for each in sorted(known, key=lambda one: STATES.index(one.state)):
+        found.setdefault((each.backend, each.arch, each.call), []).append(each)
+    return {key: tuple(listed) for key, listed in found.items()}
 
 
 def _layouts_of(call: str, selection: Selection) -> frozenset[str]:

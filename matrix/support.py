@@ -25,6 +25,7 @@ SAMPLES: Mapping[str, LayerShape] = MappingProxyType(
         "softcap": replace(_GQA, softcap=50.0),
         "MLA": _MLA,
         "sparse MLA": replace(_MLA, indexer=IndexerShape(topk=2048, num_heads=64, head_dim=128)),
+        "pooled keys": replace(_MLA, indexer=IndexerShape(topk=2048, num_heads=64, head_dim=128, pool=4)),
         "compressed": replace(_GQA, kind="compressed", num_kv_heads=1, head_dim=512, v_head_dim=512, compress_ratio=4),
     }
 )

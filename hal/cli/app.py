@@ -14,7 +14,7 @@ import typer
 from hal.common.extras import naming_extra
 from hal.config import HalError
 
-from .console import fail, start_logging
+from .console import InputError, fail, start_logging
 
 HAL_EXAMPLES = """Examples:
 
@@ -66,7 +66,13 @@ MATRIX_EXAMPLES = """Examples:
 
   hal matrix
 
-  hal matrix --json > matrix.json
+  hal matrix config.json --device sm_90 --kv-layout fp8 --feature sinks --feature dcp
+
+  hal matrix --html > support.html
+
+  hal matrix diff old.json new.json --markdown
+
+  hal matrix parity
 """
 BENCH_EXAMPLES = """Examples:
 
@@ -252,12 +258,68 @@ def generate(
     raise typer.Exit(run_generate(request))
 
 
-@app.command(epilog=MATRIX_EXAMPLES, short_help="Show who serves which kind of attention on every arch.")
-def matrix(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show which backend serves which kind of attention on every arch of the fleet."""
-    from .matrix import run_matrix
+@app.command(epilog=MATRIX_EXAMPLES, short_help="Show who serves which model on every arch, and how far that is proved.")
+def matrix(
+    configs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG... | diff OLD NEW | parity",
+            help="Configs or model folders (default: a list of real ones); or two tables compared; or features by platform.",
+        ),
+    ] = None,
+    device: Annotated[
+        list[str] | None, typer.Option(metavar="TARGET", help="A target; repeat for several. Default: the whole fleet.")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(metavar="DTYPE", help="A dtype; repeat for several.")] = None,
+    kv_layout: Annotated[
+        list[str] | None, typer.Option(metavar="LAYOUT", help="A cache layout, auto or fp8; repeat for several.")
+    ] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="One of sinks, window, softcap, chunk, dcp, graphs, spec, lse, deterministic; repeat."),
+    ] = None,
+    tp: Annotated[int, typer.Option(metavar="N", help="Tensor-parallel ranks.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_html: Annotated[bool, typer.Option("--html", help="Print one page of HTML that needs no network.")] = False,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the generated files of matrix/ into a folder.")
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Exit with 1 where a folder's generated files are stale.")
+    ] = None,
+) -> None:
+    """Show who serves which model on every arch, in which dtype and layout, with which features, and how far that is proved.
 
-    raise typer.Exit(run_matrix(as_json=as_json))
+    dtypes, layouts and features that are given are crossed; without any, each of the usual ones is tried alone.
+    """
+    from .matrix import Inquiry, check_files, run_matrix, write_files
+    from .matrix_diff import run_diff, run_parity
+
+    form = _choose_form(as_json, as_markdown, as_html)
+    given = tuple(configs or ())
+    inquiry = Inquiry(
+        configs=tuple(map(Path, given)),
+        targets=tuple(device or ()),
+        dtypes=tuple(dtype or ()),
+        kv_layouts=tuple(kv_layout or ()),
+        features=tuple(feature or ()),
+        tp=tp,
+    )
+    if write is not None or check is not None:
+        raise typer.Exit(write_files(write) if write is not None else check_files(check or Path()))
+    if given[:1] == ("diff",):
+        raise typer.Exit(run_diff(given[1:], form=form))
+    if given[:1] == ("parity",):
+        raise typer.Exit(run_parity(given[1:], form=form))
+    raise typer.Exit(run_matrix(inquiry, form=form))
+
+
+def _choose_form(as_json: bool, as_markdown: bool, as_html: bool) -> str:
+    forms = [name for name, is_asked in (("json", as_json), ("markdown", as_markdown), ("html", as_html)) if is_asked]
+    if len(forms) > 1:
+        raise InputError(f"--{' and --'.join(forms)} are asked for together; expected one of them")
+    return forms[0] if forms else "text"
 
 
 @app.command("compile", epilog=COMPILE_EXAMPLES, short_help="Compile the portable kernels for archs that are not here.")

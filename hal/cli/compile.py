@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from hal.common.detection import find_device
 from hal.common.device import Device
 from hal.common.parallel import Parallel
 from hal.common.proof_report import read_commit, write_report
-from hal.config import ModelShape, read_shape
+from hal.config import ModelShape
 from hal.matrix.compile import CompileReport, compile_models, fleet_devices, sample_models
 from hal.matrix.compiled import report_rows
+from hal.matrix.models import read_models
 
 from .console import InputError, checked, fail, make_console, print_json
 
@@ -64,14 +65,7 @@ def _read_models(configs: Sequence[Path]) -> Mapping[str, ModelShape]:
     missing = [config for config in configs if not config.exists()]
     if missing:
         raise InputError(f"{missing[0]} does not exist; give a config.json or the model folder that holds one")
-    return dict(zip(_names(configs), map(read_shape, configs), strict=True))
-
-
-def _names(configs: Sequence[Path]) -> Iterator[str]:
-    """A file by its stem, a folder or its config.json by the folder's name; by the whole path where two would be alike."""
-    short = [path.parent.name if path.name == "config.json" else path.stem if path.is_file() else path.name for path in configs]
-    for path, name in zip(configs, short, strict=True):
-        yield name if name and short.count(name) == 1 else str(path)
+    return read_models(configs)
 
 
 def _compile(models: Mapping[str, ModelShape], devices: Sequence[Device], order: Order) -> CompileReport:

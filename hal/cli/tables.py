@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -10,20 +10,24 @@ from rich.table import Table
 from rich.text import Text
 
 GAP = 2
-NARROWEST = 14
-"""To which the first column may be folded before the table becomes lines."""
+NARROWEST = 16
+"""To which a column may be folded before the table becomes lines."""
+
+Row = Sequence[Text | str]
 
 
-def fit_table(headers: Sequence[str], rows: Sequence[Sequence[Text | str]], console: Console, indent: int = 2) -> RenderableType:
-    """The rows as a table whose first column folds and whose others stay whole; as lines of words where that is too wide."""
+def fit_table(
+    headers: Sequence[str], rows: Sequence[Row], console: Console, *, indent: int = 2, folded: Collection[int] = (0,)
+) -> RenderableType:
+    """The rows as a table of which some columns fold and the others stay whole; as lines of words where that is too wide."""
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     widths = [max((cell.cell_len for cell in column), default=0) for column in zip(map(Text, headers), *cells, strict=True)]
-    first = min(widths[0], NARROWEST)
-    if first + sum(width + GAP for width in widths[1:]) > console.width - indent:
+    least = [min(width, NARROWEST) if place in folded else width for place, width in enumerate(widths)]
+    if sum(least) + GAP * (len(least) - 1) > console.width - indent:
         return Padding(Group(*(_line(headers, row) for row in cells)), (0, 0, 0, indent), expand=False)
     table = Table(box=None, show_header=any(headers), header_style="dim", pad_edge=False, padding=(0, GAP, 0, 0))
-    for number, name in enumerate(headers):
-        table.add_column(name, no_wrap=number > 0, overflow="fold", min_width=first if number == 0 else widths[number])
+    for place, name in enumerate(headers):
+        table.add_column(name, no_wrap=place not in folded, overflow="fold", min_width=least[place])
     for row in cells:
         table.add_row(*row)
     return Padding(table, (0, 0, 0, indent), expand=False)

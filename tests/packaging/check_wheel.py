@@ -13,7 +13,11 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MAPPED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+MAPPED = SETUPTOOLS["package-dir"]
+DATA = (".toml", ".json", ".jsonl", ".html")
+LEFT_OUT = {f"hal/matrix/{name}" for name in ("support.json", "support.html", "parity.json")}
+"""What is made of the package's data, and for people who look at the repository."""
 COMPOSITE = ROOT / "examples" / "composite-deepseek-v3.2.json"
 HEAVY = ("torch", "numpy", "triton", "transformers", "safetensors")
 
@@ -44,9 +48,9 @@ def files_on_disk() -> set[str]:
         for path in top.rglob("*"):
             relative = path.relative_to(top)
             linked = any((top / part).is_symlink() for part in (relative, *relative.parents) if part != Path())
-            if not linked and path.is_file() and (path.suffix in (".py", ".toml", ".json", ".jsonl") or path.name == "py.typed"):
+            if not linked and path.is_file() and (path.suffix in (".py", *DATA) or path.name == "py.typed"):
                 found.add("/".join((*name.split("."), *relative.parts)))
-    return found
+    return found - LEFT_OUT
 
 
 def check(name: str, holds: bool, detail: object = "") -> None:

@@ -1,0 +1,119 @@
+"""Parity: no feature can be declared by one platform alone without the others saying why not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, make_dataclass, replace
+from typing import Any
+
+import pytest
+
+from hal.cli import main
+from hal.common.capabilities import Capabilities
+from hal.common.errors import InputError
+from hal.common.registry import backends
+from hal.matrix import parity
+from hal.matrix.parity import LIMITS, compute_parity, list_features, parse_reasons
+
+CUDA = backends()["cuda:triton"]
+ADDED = {
+    "a_bias": {"position_biases": frozenset({"alibi"})},
+    "a_graph": {"graphs": "uniform_batch"},
+    "a_layout": {"kv_layouts": {**CUDA.capabilities.kv_layouts, "attention": ("kv", "kv_fp8")}},
+    "an_index_layout": {"index_layouts": ("indexer", "indexer_fp8")},
+    "a_flag": {"key_ranges": True},
+    "a_dtype": {"dtypes": ("bfloat16", "float16", "float32", "float8_e4m3fn")},
+    "a_family": {"families": CUDA.capabilities.families | {"linear"}},
+}
+
+
+@pytest.mark.parametrize("changes", ADDED.values(), ids=ADDED)
+def test_a_feature_of_one_platform_alone_opens_holes_on_the_others(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = compute_parity()
+    monkeypatch.setattr(CUDA, "capabilities", replace(CUDA.capabilities, **changes))
+    after = compute_parity()
+    gained = {feature for feature, names in after.has.items() if "cuda" in names and "cuda" not in before.has.get(feature, ())}
+    assert gained
+    for feature in gained:
+        assert {name for name in after.platforms if name not in after.has[feature]} == {
+            platform for hole, platform in after.holes if hole == feature
+        }
+    # What cuda lacked with a reason is no hole any more, and that reason is stale; what nobody had needs reasons elsewhere.
+    assert after.stale or after.unexplained
+
+
+def test_the_command_fails_where_a_hole_has_no_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["matrix", "parity"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(CUDA, "capabilities", replace(CUDA.capabilities, position_biases=frozenset({"alibi"})))
+    assert main(["matrix", "parity"]) == 1
+    error = capsys.readouterr().err
+    assert "position biases alibi is missing on rocm without a reason" in error
+    assert error.count("\n") == 1
+
+
+def test_every_hole_of_this_checkout_has_a_reason_and_every_reason_a_hole() -> None:
+    found = compute_parity()
+    assert found.unexplained == ()
+    assert found.stale == ()
+    assert found.holes
+
+
+def test_a_new_field_of_capabilities_is_a_feature_without_anyones_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = [("paged_prefill", bool, False), ("tiers", tuple, ())]
+    wider = make_dataclass("Wider", added, bases=(Capabilities,), frozen=True, kw_only=True)
+    values = {field.name: getattr(CUDA.capabilities, field.name) for field in fields(CUDA.capabilities)}
+    monkeypatch.setattr(CUDA, "capabilities", wider(**values, paged_prefill=True, tiers=("host",)))
+    assert {"paged prefill", "tiers host"} <= set(list_features(CUDA))
+    holes = {hole for hole in compute_parity().unexplained if hole[0] in ("paged prefill", "tiers host")}
+    assert holes == {(feature, name) for feature in ("paged prefill", "tiers host") for name in ("cpu", "rocm", "xpu")}
+
+
+def test_a_field_that_nobody_can_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = make_dataclass("Odd", [("oddity", object, None)], bases=(Capabilities,), frozen=True, kw_only=True)
+    values = {field.name: getattr(CUDA.capabilities, field.name) for field in fields(CUDA.capabilities)}
+    monkeypatch.setattr(CUDA, "capabilities", odd(**values))
+    with pytest.raises(TypeError, match=r"Capabilities\.oddity is None"):
+        compute_parity()
+
+
+def test_limits_are_fields_of_capabilities() -> None:
+    assert {field.name for field in fields(Capabilities)} >= LIMITS
+
+
+def test_every_kind_of_feature_is_in_the_table() -> None:
+    features = compute_parity().has
+    for wanted in (
+        *("call paged_attention", "call compress_states", "window", "chunk", "non causal", "sink", "dcp", "graphs always"),
+        *("kv layouts mla: fp8_ds_mla", "index layouts indexer_fp8", "max spec tokens", "family compressed attention"),
+        *("warm-up attend:attend_keys", "warm-up topk:choose_columns", "lse", "deterministic", "dtypes bfloat16"),
+    ):
+        assert wanted in features
+
+
+GOOD = {"features": ["a"], "platforms": ["b"], "reason": "c"}
+BROKEN = {
+    "no_json": ("{", "is no entry"),
+    "no_reason": (json.dumps({**GOOD, "reason": " "}), "a reason in words"),
+    "no_features": (json.dumps({**GOOD, "features": []}), "a reason in words"),
+    "a_key_too_many": (json.dumps({**GOOD, "who": "me"}), "expected features, platforms"),
+    "a_key_too_few": (json.dumps({"features": ["a"]}), "is no entry"),
+    "twice": ("\n".join([json.dumps(GOOD)] * 2), "a on b has two reasons"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_reason_is_named(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parse_reasons(text)
+
+
+def test_json_of_the_command_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["matrix", "parity", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["has"] == {feature: sorted(names) for feature, names in compute_parity().has.items()}
+    assert parity.read_reasons() == {(hole["feature"], hole["platform"]): hole["reason"] for hole in report["holes"]}
