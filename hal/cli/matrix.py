@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from hal.common.device import Device
+from hal.common.detection import find_device
 from hal.common.parallel import Parallel
 from hal.common.registry import backends
 from hal.config import ModelShape
@@ -61,7 +61,7 @@ def compute(inquiry: Inquiry) -> tuple[Cell, ...]:
     if missing:
         raise InputError(f"{missing[0]} does not exist; give a config.json or the model folder that holds one")
     models: dict[str, ModelShape] = read_models(inquiry.configs) if inquiry.configs else listed_models()
-    devices = tuple(checked(Device.from_arch, target) for target in inquiry.targets) or fleet_targets()
+    devices = tuple(checked(find_device, target) for target in inquiry.targets) or fleet_targets()
     repeated = [device.target for device in devices if devices.count(device) > 1]
     if repeated:
         raise InputError(f"--device names {repeated[0]} twice; expected each target once")
