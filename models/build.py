@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from hal.config import ModelShape, read_shape
 
 from .errors import CheckpointError, UnsupportedModelError, describe
+from .folder import check_folder
 
 
 def read_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape]:
@@ -19,10 +20,7 @@ def read_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape]:
 
     CheckpointError: no folder, no config, one that transformers cannot read, a model that needs its own code.
     """
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder; give the folder that holds config.json and the .safetensors files")
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json")
+    check_folder(folder)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:

@@ -1,79 +1,97 @@
-"""The dry run: transformers' own loader on tensors without data, so that the verdict covers conversions too."""
+"""The plan of a checkpoint: every tensor of its files and every parameter of its model, from headers alone."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.core_model_loading import convert_and_load_state_dict_in_model
-from transformers.modeling_utils import LoadStateDictConfig
-from transformers.utils import logging as transformers_logging
 
+from hal.common.parallel import Parallel
 from hal.config import ModelShape
 
 from .build import build_module, read_model
 from .checkpoint_header import DTYPES, PACKED_BITS, StoredTensor
 from .checkpoint_index import CheckpointIndex, read_index
-from .errors import CheckpointError, describe
-from .keys import KeyResolver, ResolvedKey, conversions, find_collisions
-from .prefixes import infer_prefixes
+from .dry_run import run_dry
+from .keys import KeyResolver, ResolvedKey, find_collisions, natural_order
+from .prefixes import find_copies, infer_prefixes
 from .quantisation import FLOAT8, WHOLE, find_quantisation
+from .ranks import join_ranks
+from .reading import count_bytes, shares_per_rank
 from .skipping import BufferRules
-from .unbuilt import UnbuiltParts
-from .verdict import CheckpointPlan
+from .slices import Slices
+from .tying import explain_ties
+from .unbuilt import UnbuiltParts, find_towers
+from .verdict import CheckpointPlan, find_nearest
 
 
-def plan_checkpoint(path: str | Path) -> CheckpointPlan:
+def plan_checkpoint(path: str | Path, *, parallel: Parallel | None = None, group: Any = None) -> CheckpointPlan:
     """What loading this folder would do, from its config and its files' headers; no tensor data is read.
 
+    parallel, group: as load takes them; the plan then counts what each tensor-parallel rank reads.
     CheckpointError where the folder itself is broken (no config, unknown model, absent or foreign shards); everything
-    about single tensors is in the plan, see `raise_if_bad`.
+    about single tensors is in the plan, see `raise_if_bad`. InputError where the ranks do not divide the model.
     """
     folder = Path(path)
+    ranks = join_ranks(parallel, group).parallel if group is not None else parallel or Parallel()
     config, shape = read_model(folder)
-    return plan_tensors(read_index(folder), build_module(config), shape)
+    index, module = read_index(folder), build_module(config)
+    return plan_tensors(index, module, shape, shares_per_rank(module, shape, ranks))
 
 
-def plan_tensors(index: CheckpointIndex, module: PreTrainedModel, shape: ModelShape) -> CheckpointPlan:
-    """The plan for tensors already indexed; `module` is on the meta device and is used up by the dry run."""
+def plan_tensors(
+    index: CheckpointIndex, module: PreTrainedModel, shape: ModelShape, shares: Sequence[Slices] = (Slices(),)
+) -> CheckpointPlan:
+    """The plan for tensors already indexed; `module` is on the meta device and is used up by the dry run.
+
+    shares: what each rank that is asked about keeps of the module, the whole by default.
+    """
     resolver = KeyResolver(module=module)
-    keys = _sort_keys(index.tensors, resolver, shape)
+    stored = index.tensors
+    keys = _sort_keys(stored, resolver, shape)
     collisions = find_collisions(keys.resolved)
     doubled = {key for sources in collisions.values() for key in sources}
     # Two tensors for one place, or a type that torch lacks, end transformers' loader instead of telling it something.
-    clear = {key: place for key, place in keys.resolved.items() if key not in doubled and index.tensors[key].dtype in DTYPES}
-    report = _dry_run(module, {place.source: index.tensors[key] for key, place in clear.items()})
+    clear = {key: place for key, place in keys.resolved.items() if key not in doubled and stored[key].dtype in DTYPES}
+    outcome = run_dry(resolver, clear, stored)
     tied = {name: source for name, source in module.all_tied_weights_keys.items() if name != source}
     assigned: dict[str, list[str]] = defaultdict(list)
     for key, place in keys.resolved.items():
         for target in place.targets:
             assigned[target].append(key)
-    missing = report.missing_keys - {target for key in keys.resolved.keys() - clear for target in keys.resolved[key].targets}
+    unclear = {target for key in keys.resolved.keys() - clear.keys() for target in keys.resolved[key].targets}
+    lost = set(resolver.state) - outcome.filled - outcome.mismatched.keys() - unclear
+    missing, unexpected = _missing_after_tying(lost, tied, resolver.state), tuple(sorted(keys.unexpected))
+    sources = {target: tuple(found) for target, found in sorted(assigned.items())}
+    renamed = {key: place.source for key, place in keys.resolved.items() if place.source != key}
     return CheckpointPlan(
         folder=index.folder,
-        assigned={target: tuple(sources) for target, sources in sorted(assigned.items())},
+        assigned=sources,
+        conversions=_describe_conversions(keys.resolved, resolver),
+        dtypes={key: tensor.dtype for key, tensor in stored.items()},
         skipped=keys.skipped,
         unused=keys.unused,
-        missing=_missing_after_tying(missing, tied, resolver.state),
-        unexpected=tuple(sorted(keys.unexpected | report.unexpected_keys)),
-        mismatched=_describe_mismatches(report)
-        | _other_elements(keys.resolved, index.tensors, resolver.state)
-        | _packed_weights(keys.unexpected, index.tensors),
+        missing=missing,
+        unexpected=unexpected,
+        nearest=find_nearest(missing, unexpected, sources),
+        mismatched=dict(outcome.mismatched)
+        | _other_elements(keys.resolved, stored, resolver.state)
+        | _packed_weights(keys.unexpected, stored),
         collisions=collisions,
         tied=tied,
+        tied_because=explain_ties(module, tied),
+        bytes_per_rank=count_bytes(resolver, sources, renamed, stored, shares),
         index_only=index.index_only,
         elsewhere=index.elsewhere,
         header_only=index.header_only,
         extra_files=index.extra_files,
-        stored_format=find_quantisation(module.config, index.folder, index.tensors),
-        renamed={key: place.source for key, place in keys.resolved.items() if place.source != key},
+        stored_format=find_quantisation(module.config, index.folder, stored),
+        renamed=renamed,
         warnings=_warn(index, tied, assigned),
     )
 
@@ -92,42 +110,35 @@ def _sort_keys(tensors: Mapping[str, StoredTensor], resolver: KeyResolver, shape
     unused: dict[str, str] = {}
     rest: dict[str, StoredTensor] = {}
     buffers, parts = BufferRules(module=resolver.module), UnbuiltParts(module=resolver.module, shape=shape)
-    for key, tensor in tensors.items():
+    for key in sorted(tensors, key=natural_order):
         place = resolver.resolve(key)
         if place is not None:
             resolved[key] = place
-        elif reason := buffers.explain(tensor):
+        elif reason := buffers.explain(tensors[key]):
             skipped[key] = reason
         elif reason := parts.explain(key, resolver.rename(key)):
             unused[key] = reason
         else:
-            rest[key] = tensor
-    inferred = infer_prefixes(rest, resolver, {place.target for place in resolved.values()}) if rest else {}
-    return _SortedKeys(resolved=resolved | inferred, skipped=skipped, unused=unused, unexpected=set(rest) - set(inferred))
+            rest[key] = tensors[key]
+    readings = infer_prefixes(rest, resolver, {target for place in resolved.values() for target in place.targets}) if rest else []
+    for reading in readings:
+        resolved |= reading.placed
+    if readings:
+        resolved = dict(sorted(resolved.items(), key=lambda pair: natural_order(pair[1].source)))
+    unexpected = set(rest) - resolved.keys()
+    nests = [reading.rule.strip for reading in readings if reading.rule.strip]
+    copies = find_copies({key: rest[key] for key in unexpected}, resolver) if nests else frozenset()
+    towers = find_towers(unexpected - copies, nests)
+    return _SortedKeys(resolved=resolved, skipped=skipped, unused=unused | towers, unexpected=unexpected - towers.keys())
 
 
-def _dry_run(module: PreTrainedModel, tensors: Mapping[str, StoredTensor]) -> Any:
-    empty = {name: torch.empty(tensor.shape, dtype=tensor.torch_dtype, device="meta") for name, tensor in tensors.items()}
-    config = LoadStateDictConfig(device_map={"": "meta"}, weight_mapping=conversions(module))
-    with quiet_transformers():
-        try:
-            return convert_and_load_state_dict_in_model(module, empty, config)[0]
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(f"transformers' loader cannot put these tensors together: {describe(error)}") from error
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """transformers' loading bar and report off for the block, then as they were: the plan says it all."""
-    shown, level = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if shown:
-            transformers_logging.enable_progress_bar()
+def _describe_conversions(resolved: Mapping[str, ResolvedKey], resolver: KeyResolver) -> dict[str, str]:
+    return {
+        target: resolver.describe_converter(place.converter)
+        for place in resolved.values()
+        if place.converter is not None
+        for target in place.targets
+    }
 
 
 def _missing_after_tying(missing: set[str], tied: Mapping[str, str], state: Mapping[str, object]) -> tuple[str, ...]:
@@ -136,16 +147,6 @@ def _missing_after_tying(missing: set[str], tied: Mapping[str, str], state: Mapp
         groups[source] |= {name, source}
     filled = {name for group in groups.values() if group & state.keys() - missing for name in group}
     return tuple(sorted(missing - filled))
-
-
-def _describe_mismatches(report: Any) -> dict[str, str]:
-    found = {
-        name: f"the checkpoint has {list(have)}, the model wants {list(want)}"
-        for name, have, want in sorted(report.mismatched_keys)
-    }
-    for name, error in report.conversion_errors.items():
-        found[name] = "its parts cannot be put together: " + re.sub(r"\s+", " ", str(error)).strip()
-    return found
 
 
 def _other_elements(

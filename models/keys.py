@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    PrefixChange,
     WeightConverter,
     WeightRenaming,
     apply_renamings,
+    dot_natural_key,
     rename_source_key,
 )
 
@@ -43,25 +46,42 @@ class ResolvedKey:
         return (self.target, *self.also)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Renamed:
+    """What transformers' renamings and one converter make of a key, before its base prefix is looked at."""
+
+    name: str
+    pattern: str | None
+    before: str
+    """The name before the converter."""
+
+
 @dataclass(slots=True)
 class KeyResolver:
-    """Resolves keys against one module; pure, the module is not touched."""
+    """Resolves keys against one module; the module is not touched.
+
+    Some of transformers' renamings remember what they have seen and count on its order of the keys (`natural_order`).
+    """
 
     module: PreTrainedModel
     state: dict[str, torch.Tensor] = field(init=False)
     renamings: list[Any] = field(init=False)
     converters: list[Any] = field(init=False)
+    _templates: dict[str, _Renamed] | None = field(init=False)
 
     def __post_init__(self) -> None:
         mapping = conversions(self.module)
         self.state = self.module.state_dict()
         self.renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         self.converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        # Keys that differ in their numbers alone are renamed alike, unless a rule names a number or keeps a memory.
+        self._templates = {} if all(is_blind_to_numbers(entry) for entry in mapping) else None
 
     def resolve(self, key: str) -> ResolvedKey | None:
         """The parameter or persistent buffer that `key` feeds, None where there is none."""
-        target, pattern = self._rename(key, self.renamings, self.converters)
-        canonical = self._rename(key, self.renamings, [])[0]
+        renamed = self._rename(key)
+        target, pattern = self._with_base_prefix(renamed.name), renamed.pattern
+        canonical = self._with_base_prefix(renamed.before)
         if target not in self.state and key in self.state:
             target, pattern, canonical = key, None, key
         if target not in self.state:
@@ -74,6 +94,8 @@ class KeyResolver:
 
     def _converter_of(self, pattern: str | None) -> int | None:
         # transformers, too, looks a converter up by its pattern, and the last one that has it wins.
+        if pattern is None:
+            return None
         return next((n for n in reversed(range(len(self.converters))) if pattern in self.converters[n].source_patterns), None)
 
     def _siblings(self, target: str, number: int | None) -> tuple[str, ...]:
@@ -82,12 +104,67 @@ class KeyResolver:
         first, *others = self.converters[number].target_patterns
         return tuple(name for name in (target.replace(first, other) for other in others) if name in self.state)
 
-    def _rename(self, key: str, renamings: list[Any], converters: list[Any]) -> tuple[str, str | None]:
-        return rename_source_key(key, renamings, converters, self.module.base_model_prefix, self.state)
+    def _rename(self, key: str) -> _Renamed:
+        if self._templates is None:
+            return self._rename_exactly(key)
+        numbers = NUMBER.findall(key)
+        if len(numbers) > len(STAND_INS):
+            return self._rename_exactly(key)
+        stand_ins = iter(STAND_INS)
+        pattern = NUMBER.sub(lambda _match: next(stand_ins), key)
+        if pattern not in self._templates:
+            self._templates[pattern] = self._rename_exactly(pattern)
+        template = self._templates[pattern]
+        return _Renamed(
+            name=_fill_in(template.name, numbers), pattern=template.pattern, before=_fill_in(template.before, numbers)
+        )
+
+    def _rename_exactly(self, key: str) -> _Renamed:
+        before = apply_renamings(key, self.renamings)
+        name, pattern = rename_source_key(before, [], self.converters)
+        return _Renamed(name=name, pattern=pattern, before=before)
+
+    def _with_base_prefix(self, name: str) -> str:
+        renamed: str = rename_source_key(name, [], [], self.module.base_model_prefix, self.state)[0]
+        return renamed
 
     def rename(self, key: str) -> str:
         """The key after transformers' renamings, for messages and rules about keys that resolve to nothing."""
-        return apply_renamings(key, self.renamings)
+        return self._rename(key).before
+
+    def describe_converter(self, number: int) -> str:
+        """What transformers does to the tensors of one converter, step by step."""
+        return ", then ".join(type(operation).__name__ for operation in self.converters[number].operations)
+
+
+NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")
+"""A component of a name that is a number: a layer's, an expert's."""
+
+STAND_INS = tuple(str(990_000_001 + place) for place in range(8))
+"""Numbers that no model counts to, one for each number of a name."""
+
+_STAND_IN = re.compile("|".join(STAND_INS))
+
+
+def is_blind_to_numbers(transform: Any) -> bool:
+    """Whether one of transformers' rules treats all layers and experts alike, as far as its patterns show."""
+    if type(transform) not in (WeightRenaming, WeightConverter, PrefixChange):
+        return False
+    patterns = (re.sub(r"\\d|\{[\d,]*\}|\\\d", "", pattern) for pattern in transform.source_patterns)
+    return not any(re.search(r"(?<![A-Za-z_0-9])\d|\[[^\]]*\d", pattern) for pattern in patterns)
+
+
+def _fill_in(template: str, numbers: list[str]) -> str:
+    return _STAND_IN.sub(lambda match: numbers[STAND_INS.index(match.group())], template) if numbers else template
+
+
+def natural_order(key: str) -> list[Any]:
+    """What to sort keys by to have them in the order in which transformers' loader takes them."""
+    try:
+        return list(dot_natural_key(key))
+    except ValueError:
+        # A number too long to be read as one, or a digit that is none, as text.
+        return [(1, key)]
 
 
 def find_collisions(resolved: Mapping[str, ResolvedKey]) -> dict[str, tuple[str, ...]]:

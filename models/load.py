@@ -74,7 +74,7 @@ def load(
         serving = _plan(shape, _find_device(device), dtype, backend, ranks.parallel, limits)
         check_rope(empty, serving.limits)
         index = read_index(folder)
-        report = plan_tensors(index, empty, shape)
+        report = plan_tensors(index, empty, shape, (sharding.slices,))
         report.raise_if_bad(strict)
         tokenizer, generation_config = read_tokenizer(folder), _read_generation_config(folder)
         torch_dtype = getattr(torch, serving.dtype)

@@ -19,7 +19,7 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 
 from .checkpoint_index import CheckpointIndex
-from .checkpoint_plan import quiet_transformers
+from .dry_run import quiet_transformers
 from .errors import CheckpointError
 from .keys import KeyResolver, conversions
 from .merging import SlicedTensor, source_parts

@@ -1,13 +1,15 @@
-"""Checkpoints whose wrapper has another name than the built module's: the renaming that explains them, if there is one."""
+"""Checkpoints whose wrapper has another name than the built module's: the reading that explains most of them, if there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from .checkpoint_header import StoredTensor
 from .errors import CheckpointError
-from .keys import KeyResolver, ResolvedKey
+from .keys import NUMBER, KeyResolver, ResolvedKey
 
 MAX_DEPTH = 4
 
@@ -18,6 +20,10 @@ class PrefixRule:
 
     strip: str
     add: str
+
+    def covers(self, key: str) -> bool:
+        """Whether the key lies under what is stripped."""
+        return not self.strip or key.startswith(f"{self.strip}.")
 
     def apply(self, key: str) -> str | None:
         """The renamed key, None where the rule does not apply or would rename a leaf or a list instead of a wrapper."""
@@ -31,62 +37,126 @@ class PrefixRule:
         return f"{self.strip or '(root)'} -> {self.add or '(root)'}"
 
 
-def infer_prefixes(
-    unresolved: Mapping[str, StoredTensor], resolver: KeyResolver, taken: Collection[str]
-) -> dict[str, ResolvedKey]:
-    """Keys that one prefix rule of the module tree explains, by key; `source` is the name to hand to the loader.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one rule makes of the keys that are left: where each goes that it places."""
 
-    A rule counts only if it places every unresolved key under its prefix on a free parameter of the same shape.
-    CheckpointError when two rules send a key to different places.
+    rule: PrefixRule
+    placed: Mapping[str, ResolvedKey]
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The parameters that it fills."""
+        return frozenset(target for place in self.placed.values() for target in place.targets)
+
+
+def infer_prefixes(unresolved: Mapping[str, StoredTensor], resolver: KeyResolver, taken: Collection[str]) -> list[Reading]:
+    """The readings of the module tree that explain keys of another wrapper, the largest first; `source` of a placed key is
+    the name to hand to the loader.
+
+    A rule counts if it places most of what lies under its prefix on free parameters of the same shape; of several, the one
+    that places most keys. CheckpointError where two that place equally many send a key, or fill a parameter, differently.
     """
-    found: dict[str, tuple[PrefixRule, ResolvedKey]] = {}
-    for rule in _candidates(unresolved, resolver):
-        for key, place in _apply_whole(rule, unresolved, resolver, taken).items():
-            known = found.get(key)
-            if known is not None and known[1].target != place.target:
-                raise CheckpointError(
-                    f"{key!r} could be {known[1].target!r} (by {known[0]}) or {place.target!r} (by {rule}); "
-                    "rename the checkpoint's keys so that one of them is meant"
-                )
-            found.setdefault(key, (rule, place))
-    return {key: place for key, (_, place) in found.items()}
+    left, filled = dict(unresolved), set(taken)
+    readings: list[Reading] = []
+    while left:
+        best = _choose(left, resolver, filled)
+        if best is None:
+            break
+        readings.append(best)
+        left = {key: tensor for key, tensor in left.items() if key not in best.placed}
+        filled |= best.targets
+    return readings
 
 
-def _apply_whole(
-    rule: PrefixRule, unresolved: Mapping[str, StoredTensor], resolver: KeyResolver, taken: Collection[str]
-) -> dict[str, ResolvedKey]:
+def find_copies(left: Mapping[str, StoredTensor], resolver: KeyResolver) -> frozenset[str]:
+    """Of keys that no reading places, those that one would place if their parameters were free: a second set of weights."""
+    readings = (_read(rule, left, resolver, frozenset()) for rule, _ in _candidates(left, resolver, resolver.state))
+    return frozenset(key for reading in readings if reading is not None for key in reading.placed)
+
+
+def _choose(left: Mapping[str, StoredTensor], resolver: KeyResolver, filled: AbstractSet[str]) -> Reading | None:
+    free = [name for name in resolver.state if name not in filled]
+    if not free:
+        return None
+    found: list[Reading] = []
+    for rule, most in _candidates(left, resolver, free):
+        # Scores fall, and none is less than what its rule places.
+        if found and most < max(len(reading.placed) for reading in found):
+            break
+        reading = _read(rule, left, resolver, filled)
+        if reading is not None:
+            found.append(reading)
+    if not found:
+        return None
+    best, *others = sorted(found, key=lambda reading: -len(reading.placed))
+    for other in others:
+        if len(other.placed) == len(best.placed):
+            _check_agree(best, other)
+    return best
+
+
+def _check_agree(first: Reading, second: Reading) -> None:
+    """Nothing, or CheckpointError where two readings that fit equally well are not the same one said in two ways."""
+    for key, place in first.placed.items():
+        other = second.placed.get(key)
+        if other is not None and other.target != place.target:
+            raise CheckpointError(
+                f"{key!r} could be {place.target!r} (by {first.rule}) or {other.target!r} (by {second.rule}); "
+                "rename the checkpoint's keys so that one of them is meant"
+            )
+    by_target = {place.target: key for key, place in second.placed.items()}
+    for key, place in first.placed.items():
+        rival = by_target.get(place.target)
+        if rival is not None and rival != key and place.pattern is None:
+            raise CheckpointError(
+                f"{place.target!r} could be {key!r} (by {first.rule}) or {rival!r} (by {second.rule}); "
+                "keep the one set of weights that is meant"
+            )
+
+
+def _read(rule: PrefixRule, left: Mapping[str, StoredTensor], resolver: KeyResolver, filled: AbstractSet[str]) -> Reading | None:
     placed: dict[str, ResolvedKey] = {}
-    for key, tensor in unresolved.items():
-        renamed = rule.apply(key)
-        if renamed is None:
-            if not rule.strip or key.startswith(f"{rule.strip}."):
-                return {}
+    covered = 0
+    for key, tensor in left.items():
+        if not rule.covers(key):
             continue
-        place = resolver.resolve(renamed)
-        if place is None or place.target in taken or not _fits(place, tensor, resolver):
-            return {}
-        placed[key] = place
-    return placed
+        covered += 1
+        renamed = rule.apply(key)
+        place = None if renamed is None else resolver.resolve(renamed)
+        if place is not None and filled.isdisjoint(place.targets) and _fits(place, tensor, resolver):
+            placed[key] = place
+    return Reading(rule=rule, placed=placed) if placed and 2 * len(placed) > covered else None
 
 
 def _fits(place: ResolvedKey, tensor: StoredTensor, resolver: KeyResolver) -> bool:
     return place.pattern is not None or tuple(resolver.state[place.target].shape) == tensor.shape
 
 
-def _candidates(unresolved: Mapping[str, StoredTensor], resolver: KeyResolver) -> list[PrefixRule]:
-    strips = _heads(unresolved) | {""}
-    adds = _heads(resolver.state) | {""}
-    rules = [PrefixRule(strip=strip, add=add) for strip in sorted(strips) for add in sorted(adds) if strip != add]
-    return [rule for rule in rules if _explains_one(rule, unresolved, resolver)]
+def _candidates(left: Mapping[str, StoredTensor], resolver: KeyResolver, free: Collection[str]) -> list[tuple[PrefixRule, int]]:
+    """Rules and how many keys they would place by their names alone, most first; names are compared without their numbers."""
+    examples = {NUMBER.sub("0", key): key for key in left}
+    kinds = Counter(NUMBER.sub("0", key) for key in left)
+    wanted = {NUMBER.sub("0", name) for name in free}
+    scores: dict[PrefixRule, int] = {}
+    for strip in _heads(kinds) | {""}:
+        covered = [kind for kind in kinds if not strip or kind.startswith(f"{strip}.")]
+        for add in (_heads(wanted) | {""}) - {strip}:
+            rule = PrefixRule(strip=strip, add=add)
+            score = sum(kinds[kind] for kind in covered if _may_fit(rule.apply(examples[kind]), wanted, resolver))
+            if 2 * score > sum(kinds[kind] for kind in covered):
+                scores[rule] = score
+    return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0].strip, pair[0].add))
 
 
-def _explains_one(rule: PrefixRule, unresolved: Mapping[str, StoredTensor], resolver: KeyResolver) -> bool:
-    key = next((key for key in unresolved if not rule.strip or key.startswith(f"{rule.strip}.")), None)
-    renamed = rule.apply(key) if key is not None else None
-    return renamed is not None and resolver.resolve(renamed) is not None
+def _may_fit(renamed: str | None, wanted: Collection[str], resolver: KeyResolver) -> bool:
+    if renamed is None or NUMBER.sub("0", renamed) in wanted:
+        return renamed is not None
+    place = resolver.resolve(renamed)
+    return place is not None and NUMBER.sub("0", place.target) in wanted
 
 
-def _heads(keys: Collection[str]) -> set[str]:
+def _heads(keys: Iterable[str]) -> set[str]:
     heads: set[str] = set()
     for key in keys:
         parts = key.split(".")[: MAX_DEPTH + 1]

@@ -144,13 +144,15 @@ def _by_side_file(folder: Path) -> StoredFormat | None:
 
 def _by_tensors(tensors: Mapping[str, StoredTensor]) -> StoredFormat | None:
     groups: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
+    leaves: set[str] = set()
     for name, tensor in tensors.items():
         if "quant_state.bitsandbytes" in name or name.endswith(".quant_map"):
             return StoredFormat(name="bitsandbytes", evidence=name)
         for front, leaf in _splits(name):
             groups[front][leaf] = tensor
+            leaves.add(leaf)
     for signature in SIGNATURES:
-        for group in groups.values():
+        for group in groups.values() if leaves.issuperset(signature.leaves) else ():
             if signature.fits(group):
                 evidence = " and ".join(group[leaf].name for leaf in signature.leaves[:2])
                 return StoredFormat(name=signature.format, evidence=evidence)

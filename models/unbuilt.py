@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from hal.config import ModelShape
 
 from .decoders import find_decoder
+from .keys import NUMBER
 from .skipping import FILL_VALUES, MASKS
 
 BUFFERS = MASKS | FILL_VALUES | {"inv_freq", "original_inv_freq", "position_ids"}
@@ -113,6 +114,28 @@ class ClassRule:
                 end = key.find(".", match.end())
                 return key if end < 0 else key[:end]
         return None
+
+
+def find_towers(unexpected: Collection[str], nests: Collection[str]) -> dict[str, str]:
+    """Key -> the part that it belongs to, of keys beside the wrapper that this model was read out of.
+
+    nests: the prefixes that the model was found under. A multimodal file, of which a text model takes the part under
+    language_model, holds towers, with blocks of their own, beside that; without a single list of blocks there is no tower,
+    and names stay unexpected.
+    """
+    for nest in nests:
+        beside = [key for key in unexpected if not key.startswith(f"{nest}.")]
+        roots = {key: _first_apart(key, nest) for key in beside}
+        if any(NUMBER.search(key) for key in beside):
+            return {key: f"{root} is not built; the model was read from {nest}, beside it" for key, root in roots.items()}
+    return {}
+
+
+def _first_apart(key: str, nest: str) -> str:
+    """The front of a key up to the first component that differs from the nest's."""
+    parts, others = key.split("."), nest.split(".")
+    depth = next((place for place, (part, other) in enumerate(zip(parts, others, strict=False)) if part != other), 0)
+    return ".".join(parts[: depth + 1])
 
 
 def _decoder_lists(module: PreTrainedModel, num_layers: int) -> Iterator[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 
 from .errors import CheckpointError, listed
+from .nearest import Neighbours
 from .quantisation import StoredFormat
 
 
@@ -18,19 +18,30 @@ class CheckpointPlan:
     folder: Path
     assigned: Mapping[str, tuple[str, ...]]
     """Parameter -> the checkpoint keys it is made of; parameters cut from one tensor share its key."""
+    conversions: Mapping[str, str] = field(default_factory=dict)
+    """Parameter -> what is done to its tensors, step by step, where they are not copied as they are."""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Key -> the type it is stored in, as safetensors spells it ("BF16")."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Key -> why it is not a parameter: old mask buffers and buffers that are recomputed."""
     unused: Mapping[str, str] = field(default_factory=dict)
-    """Key -> the part it belongs to, which the config says this model does not build."""
+    """Key -> the part it belongs to, which this model does not build."""
     missing: tuple[str, ...] = ()
     """Parameters that no key fills, after tying."""
     unexpected: tuple[str, ...] = ()
+    """Keys that no parameter takes and no rule explains."""
+    nearest: Mapping[str, str] = field(default_factory=dict)
+    """Unexpected or missing name -> the name on the other side that it was most likely meant to be."""
     mismatched: Mapping[str, str] = field(default_factory=dict)
     """Parameter -> what is wrong with its tensors' shape, number or type; key -> the same where it is no parameter's."""
     collisions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameter -> the keys that would all fill it."""
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Parameter -> the one it shares storage with, as the config says."""
+    """Parameter -> the one it shares storage with."""
+    tied_because: Mapping[str, str] = field(default_factory=dict)
+    """Tied parameter -> what says so."""
+    bytes_per_rank: tuple[int, ...] = ()
+    """Bytes that each tensor-parallel rank reads of the files; one number for one rank."""
     index_only: tuple[str, ...] = ()
     """Names that the index lists and the file it gives for them does not hold."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -53,31 +64,50 @@ class CheckpointPlan:
 
     def raise_if_bad(self, strict: bool = True) -> None:
         """CheckpointError listing all that is wrong; with strict=False missing and unexpected names are let through."""
-        problems = [
-            f"Its weights are stored as {self.stored_format}; only unquantised checkpoints can be loaded"
-            if self.stored_format
-            else "",
+        found = self.problems(strict)
+        if found:
+            raise CheckpointError(f"{self.folder} does not fit its model. " + self._say_stranger() + "; ".join(found))
+
+    def problems(self, strict: bool = True) -> tuple[str, ...]:
+        """What is wrong, a sentence for each kind; () where nothing is."""
+        quantised = f"Its weights are stored as {self.stored_format}; only unquantised checkpoints can be loaded"
+        found = [
+            quantised if self.stored_format is not None else "",
             _listed("listed by the index but in no file", [self._with_place(name) for name in self.index_only]),
             _listed("filled twice", [f"{name} by {' and '.join(keys)}" for name, keys in self.collisions.items()]),
             _listed("of another shape or type", [f"{name}: {what}" for name, what in self.mismatched.items()]),
         ]
         if strict:
-            problems += [
-                _listed("missing", [self._with_hint(name, self.unexpected) for name in self.missing]),
-                _listed("unexpected", [self._with_hint(name, self.missing) for name in self.unexpected]),
+            found += [
+                _listed("missing", [self._with_hint(name) for name in self.missing]),
+                _listed("unexpected", [self._with_hint(name) for name in self.unexpected]),
             ]
-        found = [problem for problem in problems if problem]
-        if found:
-            raise CheckpointError(f"{self.folder} does not fit its model. " + "; ".join(found))
+        return tuple(problem for problem in found if problem)
+
+    def _say_stranger(self) -> str:
+        """A first word on a checkpoint that has next to nothing in common with the model its config describes."""
+        wrong = len(self.missing) + len(self.mismatched)
+        if 2 * wrong <= len(self.assigned) + len(self.missing):
+            return ""
+        return (
+            f"{wrong} of {len(self.assigned) + len(self.missing)} parameters are not in it as they should be: config.json and "
+            "the weights are most likely two models'. "
+        )
 
     def _with_place(self, name: str) -> str:
         return f"{name} (it lies in {self.elsewhere[name]} instead)" if name in self.elsewhere else name
 
-    @staticmethod
-    def _with_hint(name: str, others: tuple[str, ...]) -> str:
-        near = get_close_matches(name, others[:2000], n=1, cutoff=0.8)
-        return f"{name} (near {near[0]})" if near else name
+    def _with_hint(self, name: str) -> str:
+        return f"{name} (near {self.nearest[name]})" if name in self.nearest else name
 
 
 def _listed(what: str, names: Sequence[str]) -> str:
     return f"{len(names)} {what}: {listed(names)}" if names else ""
+
+
+def find_nearest(missing: Sequence[str], unexpected: Sequence[str], known: Collection[str]) -> dict[str, str]:
+    """For each missing name the unexpected one nearest to it, and for each unexpected one the missing or known one."""
+    lost, strange, others = Neighbours(missing), Neighbours(unexpected), Neighbours(known)
+    found = {name: strange.find(name) for name in missing}
+    found |= {name: lost.find(name) or others.find(name) for name in unexpected}
+    return {name: near for name, near in found.items() if near is not None}

@@ -62,6 +62,12 @@ COMPILE_EXAMPLES = """Examples:
 
   hal compile ./my-model --tp 8 --json > figures.json
 """
+INSPECT_EXAMPLES = """Examples:
+
+  hal inspect ./my-model
+
+  hal inspect ./my-model --tp 8 --json > plan.json
+"""
 MATRIX_EXAMPLES = """Examples:
 
   hal matrix
@@ -256,6 +262,18 @@ def generate(
         stats=stats,
     )
     raise typer.Exit(run_generate(request))
+
+
+@app.command(epilog=INSPECT_EXAMPLES, short_help="Say what loading a checkpoint folder would do, from its headers alone.")
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder with config.json and safetensors files.")],
+    tp: Annotated[int, typer.Option(metavar="N", min=1, help="Tensor-parallel ranks; shows what each has to read.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, every tensor by itself.")] = False,
+) -> None:
+    """Say which tensor becomes which parameter, what is missing, left over or wrong, and how much there is to read."""
+    from .inspect import run_inspect
+
+    raise typer.Exit(run_inspect(folder, tp, as_json=as_json))
 
 
 @app.command(epilog=MATRIX_EXAMPLES, short_help="Show who serves which model on every arch, and how far that is proved.")
