@@ -21,8 +21,9 @@ from hal.config.dtypes import model_dtype_name
 from .binding import Step
 from .build import build_module, read_model
 from .checkpoint_index import read_index
-from .checkpoint_plan import plan_tensors, quiet_transformers
+from .checkpoint_plan import plan_tensors
 from .decoders import find_decoder
+from .dry_run import quiet_transformers
 from .errors import CheckpointError, UnsupportedModelError, describe
 from .interface import BINDING, NAME, register
 from .loader import load_weights
