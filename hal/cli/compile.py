@@ -13,6 +13,7 @@ from hal.common.detection import find_device
 from hal.common.device import Device
 from hal.common.parallel import Parallel
 from hal.common.proof_report import read_commit, write_report
+from hal.common.wording import say_all
 from hal.config import ModelShape
 from hal.matrix.compile import CompileReport, compile_models, fleet_devices, sample_models
 from hal.matrix.compiled import report_rows
@@ -39,7 +40,7 @@ def run_compile(order: Order, *, as_json: bool, proof: Path | None = None) -> in
     A target of the fleet that this environment has no compiler for is reported, and is no failure unless it was named or
     nothing else was compiled. proof: where to write what the binaries prove, as a report file of hal.matrix.
     """
-    from .compile_view import show, to_dict
+    from .compile_view import by_reason, show, to_dict
 
     models = _read_models(order.configs)
     devices = tuple(checked(find_device, target) for target in order.targets) or fleet_devices()
@@ -55,7 +56,8 @@ def run_compile(order: Order, *, as_json: bool, proof: Path | None = None) -> in
     if any(row.faults for row in report.rows):
         return FAILED
     if report.absent and (order.targets or not report.rows):
-        return fail("; ".join(f"{target} was not compiled: {reason}" for target, reason in report.absent.items()))
+        absent = by_reason(report.absent).items()
+        return fail("; ".join(f"{say_all(of)} {'was' if len(of) == 1 else 'were'} not compiled: {why}" for why, of in absent))
     return 0
 
 

@@ -54,16 +54,25 @@ def show(report: CompileReport, models: Mapping[str, ModelShape], console: Conso
     for target in dict.fromkeys(row.target for row in report.rows):
         rows = [row for row in report.rows if row.target == target]
         _show_target(target, rows, console)
-    for target, reason in report.absent.items():
-        console.print(Text.assemble((target, "bold"), "  not compiled: ", (reason, "yellow")))
+    for reason, targets in by_reason(report.absent).items():
+        console.print(Text.assemble((", ".join(targets), "bold"), " not compiled: ", (reason, "yellow")))
     if not report.rows:
         console.print(Text("nothing was compiled", style="red"))
         return
     failed = sum(bool(row.faults) for row in report.rows)
-    made = f"{len(report.rows)} binaries of {' and '.join(models)} by triton {report.toolchain.version}"
+    count = "1 binary" if len(report.rows) == 1 else f"{len(report.rows)} binaries"
+    made = f"{count} of {' and '.join(models)} by triton {report.toolchain.version}"
     verdict = Text(f"{failed} failed", style="red") if failed else Text("none failed", style="green")
     console.print(Text.assemble(made, ": ", verdict))
     console.print(Text(LEGEND, style="dim"))
+
+
+def by_reason(absent: Mapping[str, str]) -> dict[str, list[str]]:
+    """The targets that were not compiled, by why."""
+    found: dict[str, list[str]] = {}
+    for target, reason in absent.items():
+        found.setdefault(reason, []).append(target)
+    return found
 
 
 def _show_target(target: str, rows: Sequence[KernelRow], console: Console) -> None:

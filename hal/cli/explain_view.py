@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from rich.text import Text
 from hal.common.proof import say_state
 from hal.common.reason import Reason
 from hal.common.registry import backends, platforms
+from hal.common.wording import say_count
 from hal.config.runs import format_ids, group_layers
 from hal.matrix.proof import Evidence
 
@@ -164,14 +166,16 @@ def _show_refusals(found: DeviceAnswer, console: Console) -> None:
     console.print()
     _print(console, Text("why not another", style="dim"))
     for sentence, names in shared.items():
-        _print(console, Text.assemble((", ".join(names), "bold"), f": {sentence}"), indent=4)
+        _print(console, Text.assemble((", ".join(names), "bold"), f": {say_of(names, sentence)}"), indent=4)
     for sentence, names in own.items():
-        _print(console, Text.assemble((", ".join(names), "bold"), f": {sentence}"), indent=4)
+        _print(console, Text.assemble((", ".join(names), "bold"), f": {say_of(names, sentence)}"), indent=4)
     if able:
         _print(console, Text.assemble((", ".join(able), "bold"), ": able too, ranked after"), indent=4)
     if foreign:
         platforms = sorted({backends()[name].platform for name in foreign})
-        _print(console, Text(f"{len(foreign)} backends of {', '.join(platforms)} do not run here", style="dim"), indent=4)
+        do = "does" if len(foreign) == 1 else "do"
+        some = f"{say_count(len(foreign), 'backend')} of {', '.join(platforms)} {do} not run here"
+        _print(console, Text(some, style="dim"), indent=4)
 
 
 def group_refusals(layers: Sequence[LayerAnswer]) -> tuple[Refusals, Refusals, list[str]]:
@@ -196,6 +200,14 @@ def group_refusals(layers: Sequence[LayerAnswer]) -> tuple[Refusals, Refusals, l
         where = "" if len(rows) == len(served) else f"layers {format_ids(i for row in rows for i in row.layer_ids)}: "
         specific.setdefault(where + sentence, []).append(name)
     return shared, specific, foreign
+
+
+def say_of(names: Sequence[str], sentence: str) -> str:
+    """A reason against a backend, as it is said of so many."""
+    if len(names) == 1:
+        return sentence
+    several = re.sub(r"\bit (needs|takes|runs|returns|allows)\b", lambda said: f"they {said[1][:-1]}", sentence)
+    return re.sub(r"\bit is\b", "they are", re.sub(r"\bits code is\b", "their code is", several))
 
 
 def _sentence(name: str, reason: Reason) -> str:

@@ -14,6 +14,7 @@ from .errors import CapacityError, InputError, LayoutError
 from .kernels import KVCache
 from .limits import check_positive_int
 from .pages import make_pools
+from .wording import say_groups
 
 if TYPE_CHECKING:
     from .cache_groups import CacheSpec
@@ -74,8 +75,9 @@ def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], group: Any) ->
         raise LayoutError(f"caches is a {type(tensors).__name__}; expected a mapping from plan.cache_specs()' keys to tensors")
     if specs.keys() != tensors.keys():
         raise LayoutError(
-            f"caches are missing for {sorted(map(str, specs.keys() - tensors.keys()))} "
-            f"and unknown for {sorted(map(str, tensors.keys() - specs.keys()))}; plan.cache_specs() has the keys"
+            "caches are "
+            + say_groups({"missing for": specs.keys() - tensors.keys(), "unknown for": tensors.keys() - specs.keys()})
+            + "; plan.cache_specs() has the keys"
         )
     given = {key: _split_scale(key, each) for key, each in tensors.items()}
     blocks = []

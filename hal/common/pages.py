@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import CapacityError, InputError
+from .wording import say_count
 
 
 class PagePool:
@@ -46,7 +47,8 @@ class PagePool:
             raise InputError(f"cannot allocate {count!r} pages; expected a whole number of at least 0")
         if count > len(self._free):
             raise CapacityError(
-                f"{count} pages asked for, {len(self._free)} of {self.num_pages} are free; free pages or open a larger pool"
+                f"{say_count(count, 'page')} asked for, {len(self._free)} of {self.num_pages} are free; free pages or open a "
+                "larger pool"
             )
         pages = [heappop(self._free) for _ in range(count)]
         for page in pages:

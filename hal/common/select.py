@@ -17,6 +17,7 @@ from .refusal import ask_hook, explain_refusal, find_failure, find_page_size
 from .registry import backends, broken_candidates, find_backend, recall
 from .request import Request
 from .selection import Selection
+from .wording import say_count
 
 _logger = logging.getLogger(__name__)
 _UNRANKED = 100
@@ -195,9 +196,12 @@ def describe_reasons(request: Request, verdicts: Mapping[str, tuple[Reason, ...]
             if reason.is_environmental:
                 text = str(reason).replace(name, "the backend")
                 shared.setdefault(text, []).append(name)
-    lines += [f"  {', '.join(names)}: {text}" for text, names in shared.items()]
+    for text, names in shared.items():
+        told = text if len(names) == 1 else text.replace("the backend is", "the backends are")
+        lines.append(f"  {', '.join(names)}: {told}")
     for name in sorted(own):
         lines += [f"  {name}: {reason}" for reason in verdicts[name] if not reason.is_environmental]
     if other:
-        lines.append(f"  {len(other)} backends of other platforms do not run on {request.device.target}")
+        do = "does" if len(other) == 1 else "do"
+        lines.append(f"  {say_count(len(other), 'backend')} of other platforms {do} not run on {request.device.target}")
     return "\n".join(lines) if lines else "  no backend is registered"

@@ -130,3 +130,13 @@ def test_without_triton_the_reason_is_told(config: Path) -> None:
     shown = " ".join(result.stdout.split())
     assert "cuda:sm_90 not compiled" in shown
     assert "install hal-attention[compile]" in shown
+
+
+def test_a_reason_that_all_targets_share_is_told_once() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", WITHOUT_TRITON, "compile"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert result.returncode == 2
+    for shown in (result.stdout, result.stderr):
+        assert shown.count("install hal-attention[compile]") == 1
+        assert all(shown.count(device.target) == 1 for device in fleet_devices())

@@ -83,11 +83,10 @@ def _read_kernel(where: str, name: str, row: dict[str, Any], shared: Mapping[str
     columns = {"name": name, **shared.get(like, {}), **row}
     known = {column.name for column in fields(KernelFacts)}
     needed = {column.name for column in fields(KernelFacts) if column.default is MISSING and column.default_factory is MISSING}
-    if columns.keys() - known or needed - columns.keys():
-        raise ValueError(
-            f"{where} has unknown columns {sorted(columns.keys() - known)} and lacks {sorted(needed - columns.keys())}; "
-            f"known: {sorted(known)}"
-        )
+    unknown, missing = sorted(columns.keys() - known), sorted(needed - columns.keys())
+    if unknown or missing:
+        faults = [f"has unknown columns {unknown}"] * bool(unknown) + [f"lacks {missing}"] * bool(missing)
+        raise ValueError(f"{where} {' and '.join(faults)}; known: {sorted(known)}")
     return KernelFacts(**{key: _freeze(value) for key, value in columns.items()})
 
 
