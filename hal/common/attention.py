@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +19,13 @@ from .compressor import Compressor
 from .dcp.attend import attend_shards
 from .dcp.group import DCPGroup
 from .device_batch import DeviceBatch
+from .environment import read_variable
 from .errors import BackendError, BatchError, InputError, LayoutError, NotBuiltError
+from .findings import Finding
 from .gradients import without_gradients
 from .index_keys import check_index, compress, write_index_keys
 from .kernels import IndexInputs, KVCache
+from .layouts.scales import describe_wrong
 from .metadata import MetadataBuilder
 from .mla import MLAWeights, attend_mla
 from .paged_layer import PagedLayer
@@ -94,6 +98,8 @@ class Attention:
         self._topk = TopkState(plan, device, ranks)
         self._compressed_rows = CompressedRows()
         self._warmup = WarmupMonitor(plan, opened)
+        self._has_scales = self._unseen_scales = any(cache.scale is not None for cache in self.caches.values())
+        self._wrong_scales = Finding(device)
         self._workspaces = [
             (backend, _make_workspaces(backend, plan, device))
             for backend in opened.values()
@@ -109,6 +115,8 @@ class Attention:
         return self._prepare(self._builder.build_for_capture(num_reqs, num_tokens))
 
     def _prepare(self, metadata: StepMetadata) -> StepMetadata:
+        if self._unseen_scales or (self._has_scales and read_variable("HAL_DEBUG") == "1"):
+            self._count_wrong_scales()
         for backend, buffers in self._workspaces:
             backend.prepare_step(metadata, buffers)
         return metadata
@@ -152,6 +160,14 @@ class Attention:
         """Tokens, so far, with a NaN among their index scores: such a key comes last. As for lost_choices."""
         return int(self._topk.nan_scores)
 
+    @property
+    def wrong_scales(self) -> int:
+        """Scales of bound caches that were not finite and above 0 at the first step, which an engine may have filled by then.
+
+        As for lost_tokens; with HAL_DEBUG=1 every step looks.
+        """
+        return int(self._wrong_scales)
+
     def warm_up(self) -> None:
         """Compile every launch of the plan's list; nothing to do where no launch compiles.
 
@@ -190,10 +206,10 @@ class Attention:
         cache = self.caches.get(layer_id)
         if cache is None or cache.scale is None:
             raise LayoutError(f"layer {layer_id} has no cache with scales outside; plan.cache_specs() says which ones have")
-        cache.layout.check_scale(scale)
-        if scale.is_meta or not bool((scale.isfinite() & (scale > 0)).all()):
-            given = "on meta, which holds no values" if scale.is_meta else str(scale.tolist())
-            raise LayoutError(f"the scales of layer {layer_id} are {given}; expected finite numbers above 0")
+        cache.layout.check_scale_form(scale)
+        wrong = describe_wrong(scale)
+        if wrong is not None:
+            raise LayoutError(f"the scales of layer {layer_id} are {wrong}; expected finite numbers above 0")
         if scale.shape == cache.scale.shape:
             cache.scale.copy_(scale)
             return
@@ -356,6 +372,13 @@ class Attention:
         attend_compressed(call, self._compressed_rows, q, metadata, sink, out)
         return out
 
+    def _count_wrong_scales(self) -> None:
+        self._unseen_scales = False
+        for key, cache in self.caches.items():
+            if cache.scale is not None:
+                is_wrong = ~(cache.scale.isfinite() & (cache.scale > 0))
+                self._wrong_scales.add(is_wrong, partial(_describe_wrong_scale, key))
+
     def _look_up(self, layer_id: int) -> PagedLayer:
         layer = self._layer(layer_id, "attention")
         cache, group = self._cache(layer.kv_source)
@@ -454,6 +477,10 @@ class Attention:
                 f"this metadata is of step {metadata.step_id} and its buffers now hold step {self._builder.step_id}; "
                 "use what the latest build() returned"
             )
+
+
+def _describe_wrong_scale(key: CacheKey, _: tuple[int, ...]) -> str:
+    return f"the scales of the cache of {key} hold what no value can be divided by; expected finite numbers above 0"
 
 
 def find_torch_device(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from .cache import CacheKey
 from .dcp.group import join_group
 from .errors import CapacityError, InputError, LayoutError
 from .kernels import KVCache
+from .layouts.scales import describe_wrong
 from .limits import check_positive_int
 from .pages import make_pools
 from .wording import say_groups
@@ -121,6 +122,10 @@ def _bind_cache(spec: CacheSpec, tensor: torch.Tensor, scale: torch.Tensor | Non
         raise LayoutError(f"the cache of {spec.key} is on {tensor.device}; the plan runs on {expected}")
     rows = tensor.shape[1] if tensor.dim() == 3 else spec.rows_per_page
     try:
-        return KVCache(tensor, spec.layout, spec.rows_per_page, rows, scale)
+        cache = KVCache(tensor, spec.layout, spec.rows_per_page, rows, scale)
     except LayoutError as error:
         raise LayoutError(f"the cache of {spec.key}: {error}") from error
+    wrong = None if scale is None else describe_wrong(scale)
+    if wrong is not None:
+        raise LayoutError(f"the cache of {spec.key}: its scales are {wrong}; expected finite numbers above 0")
+    return cache

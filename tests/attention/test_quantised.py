@@ -188,3 +188,64 @@ def test_scales_that_do_not_fit_are_refused() -> None:
     tensors = {spec.key: torch.zeros(spec.shape(8), dtype=torch.float8_e4m3fn) for spec in engine.plan.cache_specs()}
     with pytest.raises(hal.LayoutError, match=r"cache of 0.*needs scales float32 \[2\] or \[2, 2\].*got none"):
         engine.plan.bind(tensors)
+
+
+WRONG_SCALES = [0.0, -1.0, float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("value", WRONG_SCALES)
+@pytest.mark.parametrize(("shape", "kv_layout"), [(HEADS, "kv_fp8"), (ROWS, "latent_fp8")])
+def test_bound_scales_that_no_value_can_be_divided_by_are_refused(shape: ModelShape, kv_layout: str, value: float) -> None:
+    plan = make_engine(shape, kv_layout).plan
+    for spec in plan.cache_specs():
+        for scale_shape in spec.scale_shapes:
+            given = bound(plan)
+            given[spec.key][1].resize_(scale_shape).fill_(1).view(-1)[-1] = value
+            with pytest.raises(hal.LayoutError, match=f"cache of {spec.key}.*scales of .*{value}.*above 0"):
+                plan.bind(given)
+
+
+def bound(plan: hal.Plan) -> dict[Any, Any]:
+    """Caches of an engine's own, with scales of ones where they lie outside."""
+    tensors = {}
+    for spec in plan.cache_specs():
+        storage = spec.allocate(8)
+        tensors[spec.key] = (storage, torch.ones(spec.scale_shapes[0])) if spec.scale_shapes else storage
+    return tensors
+
+
+@pytest.mark.parametrize("value", WRONG_SCALES)
+def test_scales_that_an_engine_fills_later_are_counted_at_the_first_step(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_engine(HEADS, "kv_fp8").plan
+    given = bound(plan)
+    attention = plan.bind(given)
+    given[0][1][1] = value
+    for _ in range(2):
+        attention.build(hal.Batch([1], [1], [[0]]))
+    assert attention.wrong_scales == 1
+    monkeypatch.setenv("HAL_DEBUG", "1")
+    with pytest.raises(hal.BatchError, match=r"scales of the cache of 0 .*above 0"):
+        attention.build(hal.Batch([1], [1], [[0]]))
+    given[0][1][1] = 0.5
+    attention.build(hal.Batch([1], [1], [[0]]))
+
+
+@pytest.mark.parametrize("value", WRONG_SCALES)
+def test_wherever_the_host_sees_such_scales_they_are_refused(value: float) -> None:
+    """A cache made by hand, packing and unpacking, and every call on a bound cache whose scales turned bad."""
+    plan = make_engine(HEADS, "kv_fp8").plan
+    spec, good = plan.cache_specs()[0], torch.ones(plan.cache_specs()[0].scale_shapes[0])
+    wrong, words = torch.full_like(good, value), f"scales of layout 'kv_fp8' are .*{value}.*above 0"
+    with pytest.raises(hal.LayoutError, match=words):
+        hal.KVCache(spec.allocate(2), spec.layout, spec.rows_per_page, spec.rows_per_page, wrong)
+    parts = [torch.zeros(3, *part) for part in spec.layout.parts]
+    with pytest.raises(hal.LayoutError, match=words):
+        spec.layout.pack(parts, wrong)
+    with pytest.raises(hal.LayoutError, match=words):
+        spec.layout.unpack(spec.layout.pack(parts, good), wrong)
+    cache = hal.KVCache(spec.allocate(2), spec.layout, spec.rows_per_page, spec.rows_per_page, good)
+    good.fill_(value)
+    before = cache.storage.clone()
+    with pytest.raises(hal.LayoutError, match=words):
+        hal.kernels("cpu").write_cache(cache, torch.arange(3), *parts)
+    assert torch.equal(cache.storage.view(torch.uint8), before.view(torch.uint8))

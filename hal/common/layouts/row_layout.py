@@ -111,6 +111,17 @@ class RowLayout:
             )
 
     def check_scale(self, scale: torch.Tensor | None) -> None:
+        """Nothing, or LayoutError for scales as check_scale_form has it, and where the host sees one that is not above 0."""
+        self.check_scale_form(scale)
+        if scale is None:
+            return
+        from .scales import can_see, describe_wrong
+
+        wrong = describe_wrong(scale) if can_see(scale) else None
+        if wrong is not None:
+            raise LayoutError(f"the scales of layout {self.name!r} are {wrong}; expected finite numbers above 0")
+
+    def check_scale_form(self, scale: torch.Tensor | None) -> None:
         """Nothing, or LayoutError for scales that are missing, not wanted, not fp32 or of another shape."""
         if scale is None and not self.scale_shapes:
             return
