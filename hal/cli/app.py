@@ -279,7 +279,7 @@ def inspect(
 @app.command(epilog=MATRIX_EXAMPLES, short_help="Show who serves which model on every arch, and how far that is proved.")
 def matrix(
     configs: Annotated[
-        list[str] | None,
+        list[Path] | None,
         typer.Argument(
             metavar="CONFIG... | diff OLD NEW | parity",
             help="Configs or model folders (default: a list of real ones); or two tables compared; or features by platform.",
@@ -315,9 +315,9 @@ def matrix(
     from .matrix_diff import run_diff, run_parity
 
     form = _choose_form(as_json, as_markdown, as_html)
-    given = tuple(configs or ())
+    given = tuple(map(str, configs or ()))
     inquiry = Inquiry(
-        configs=tuple(map(Path, given)),
+        configs=tuple(configs or ()),
         targets=tuple(device or ()),
         dtypes=tuple(dtype or ()),
         kv_layouts=tuple(kv_layout or ()),
