@@ -8,7 +8,7 @@ import os
 import platform
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from keyword import iskeyword
 from pathlib import Path
@@ -22,18 +22,21 @@ from hal.common.quiet import describe_error
 from hal.common.registry import backends, broken_plugins, known_libraries
 from hal.common.software import Library
 
+from .clashes import find_clashes, find_shared
 from .console import make_console, print_json
 from .selfcheck import check_in_subprocess, load_in_subprocess
 from .usability import explain_unchecked, explain_unusable
 
 Section = dict[str, Any]
+SCHEMA = 1
+"""The number of the report's form: it grows where a program that reads the JSON would have to change."""
 DEVICE_FILTERS = ("_VISIBLE_DEVICES", "_AFFINITY_MASK", "_DEVICE_SELECTOR", "_DEVICE_ORDINAL")
 """Endings of the variables by which drivers hide devices from a process, whoever made them."""
 OTHER_VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "TRITON_INTERPRET", "PYTHONPATH")
 
 
 def run_doctor(*, as_json: bool) -> int:
-    """0 after printing the report; 1 where it is not healthy."""
+    """0 after printing the report; 1 where it names a problem."""
     report = examine()
     if as_json:
         print_json(report)
@@ -41,30 +44,44 @@ def run_doctor(*, as_json: bool) -> int:
         from .doctor_view import show_report
 
         show_report(report, make_console())
-    return 0 if is_healthy(report) else 1
+    return 1 if report["problems"] else 0
 
 
 def examine() -> Section:
-    """The whole report; a section that could not be collected holds {"error": "Type: message"} instead."""
-    return {
+    """The whole report; a section that could not be collected holds {"error": "Type: message"} instead.
+
+    problems: sentences on what is wrong with this machine's hal, none of a healthy one. clashes: what may go wrong.
+    """
+    report: Section = {
+        "schema": SCHEMA,
         "hal": _guard(examine_hal),
         "torch": _guard(examine_torch),
         "environment": _guard(examine_environment),
         "platforms": _guard(examine_platforms),
         "plugins": _guard(examine_plugins),
         "libraries": _guard(examine_libraries),
+        "clashes": _guard(lambda: list(find_clashes())),
         "backends": _guard(examine_backends),
     }
+    return {**report, "problems": list(find_problems(report))}
 
 
-def is_healthy(report: Section) -> bool:
-    """Whether every plugin loads, every check passed and a pinned backend is usable."""
-    found, plugins = report["backends"], report["plugins"]
-    if not isinstance(found, list) or not isinstance(plugins, list) or any(plugin["failure"] for plugin in plugins):
-        return False
+def find_problems(report: Section) -> Iterator[str]:
+    """A sentence for each section that broke, plugin that does not load, check that failed, and pin that cannot be served."""
+    for name, section in report.items():
+        if isinstance(section, dict) and section.keys() == {"error"}:
+            yield f"{name} could not be looked at: {section['error']}"
+    plugins, found = (report[name] if isinstance(report[name], list) else [] for name in ("plugins", "backends"))
+    for plugin in plugins:
+        if plugin["failure"]:
+            yield f"the plugin {plugin['name']} ({plugin['distribution']}) does not load: {plugin['failure']}"
+    for backend in found:
+        if backend["check"] is not None and not backend["check"]["passed"]:
+            yield f"{backend['name']} failed its check: {backend['check']['failure']}"
     pinned = read_variable("HAL_BACKEND")
-    checked = all(backend["check"] is None or backend["check"]["passed"] for backend in found)
-    return checked and (pinned is None or any(row["name"] == pinned and row["usable"] for row in found))
+    if pinned is not None and not any(row["name"] == pinned and row["usable"] for row in found):
+        why = "; ".join(reason for row in found if row["name"] == pinned for reason in row["reasons"])
+        yield f"HAL_BACKEND pins {pinned}, which is not usable here: {why or 'no backend has that name'}"
 
 
 def _guard(collect: Callable[[], Any]) -> Any:
@@ -78,18 +95,15 @@ def examine_hal() -> Section:
     """Version, place and owner of the package named hal that Python finds, and other distributions that claim the name."""
     import hal
 
-    owners = sorted(set(importlib.metadata.packages_distributions().get("hal", ())))
-    warnings = []
-    if len(owners) > 1:
-        warnings.append(f"several distributions install a package named hal: {', '.join(owners)}; uninstall all but one")
+    owners = importlib.metadata.packages_distributions()
     return {
         "version": importlib.metadata.version("hal-attention"),
         "location": str(Path(hal.__path__[0]).resolve()),
-        "distributions": owners,
+        "distributions": sorted(set(owners.get("hal", ()))),
         "python": platform.python_version(),
         "executable": sys.executable,
         "system": platform.platform(),
-        "warnings": warnings,
+        "warnings": list(find_shared(["hal"], owners)),
     }
 
 

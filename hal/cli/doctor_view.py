@@ -1,8 +1,8 @@
-"""A doctor's report on the screen."""
+"""A doctor's report on one screen: what is the same is said once, and what nobody set or found is left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -12,11 +12,13 @@ from rich.text import Text
 
 from hal.common.plan_text import format_bytes
 
+from .explain_view import say_of
+
 GOOD, BAD, QUIET = "green", "bold yellow", "dim"
 
 
 def show_report(report: dict[str, Any], console: Console) -> None:
-    """Prints every section; one that could not be collected shows its error."""
+    """Prints every section, and the verdict last; a section that could not be collected is among the problems."""
     views: dict[str, Callable[[Any, Console], None]] = {
         "hal": _show_hal,
         "torch": _show_torch,
@@ -25,22 +27,26 @@ def show_report(report: dict[str, Any], console: Console) -> None:
         "plugins": _show_plugins,
         "libraries": _show_libraries,
         "environment": _show_environment,
+        "clashes": _show_clashes,
     }
     for name, view in views.items():
         section = report[name]
-        if isinstance(section, dict) and section.keys() == {"error"}:
-            _title(console, name.replace("_", " "))
-            _line(console, f"could not be looked at: {section['error']}", BAD)
-        else:
+        if not (isinstance(section, dict) and section.keys() == {"error"}):
             view(section, console)
+    problems = report["problems"]
+    for problem in problems:
+        _line(console, f"problem: {problem}", BAD, indent=0)
+    if not problems:
+        _line(console, "no problem found", GOOD, indent=0)
 
 
-def _title(console: Console, name: str) -> None:
-    console.print(Text(name, style="bold"))
+def _title(console: Console, name: str, rest: str = "") -> None:
+    console.print(Text.assemble((name, "bold"), rest))
 
 
-def _line(console: Console, text: RenderableType | str, style: str = "") -> None:
-    console.print(Padding(Text(text, style=style) if isinstance(text, str) else text, (0, 0, 0, 2), expand=False))
+def _line(console: Console, text: RenderableType | str, style: str = "", indent: int = 2) -> None:
+    shown = Text(text, style=style) if isinstance(text, str) else text
+    console.print(Padding(shown, (0, 0, 0, indent), expand=False))
 
 
 def _table() -> Table:
@@ -48,25 +54,18 @@ def _table() -> Table:
 
 
 def _show_hal(section: dict[str, Any], console: Console) -> None:
-    _title(console, f"hal {section['version']}")
-    table = _table()
-    table.add_row("location", section["location"])
-    table.add_row("installed by", ", ".join(section["distributions"]) or "nothing")
-    table.add_row("python", f"{section['python']}, {section['executable']}")
-    table.add_row("system", section["system"])
-    _line(console, table)
-    for warning in section["warnings"]:
-        _line(console, f"warning: {warning}", BAD)
+    _title(console, f"hal {section['version']}", f", python {section['python']}, {section['system']}")
+    owners = ", ".join(section["distributions"]) or "nothing"
+    _line(console, f"{section['location']}, installed by {owners}; {section['executable']}", QUIET)
 
 
 def _show_torch(section: dict[str, Any], console: Console) -> None:
     if section["version"] is None:
-        _title(console, "torch is not installed")
-        _line(console, "planning works without it; running needs the extra: pip install 'hal-attention[torch]'")
+        _title(console, "torch", " is not installed: planning works, running needs pip install 'hal-attention[torch]'")
         return
-    _title(console, f"torch {section['version']}")
     build = {name: value for name, value in section["build"].items() if value and name not in ("debug", "git_version")}
-    _line(console, "built for " + (", ".join(f"{name} {value}" for name, value in build.items()) or "the CPU only"))
+    built = ", ".join(f"{name} {value}" for name, value in build.items()) or "the CPU only"
+    _title(console, f"torch {section['version']}", f", built for {built}")
     _line(console, str(section["location"]), QUIET)
 
 
@@ -74,23 +73,32 @@ def _show_platforms(section: list[dict[str, Any]], console: Console) -> None:
     _title(console, "devices")
     table = _table()
     for row in section:
+        alike: dict[tuple[str, str], int] = {}
         for device in row["devices"]:
             memory = format_bytes(device["memory_bytes"]) if device["memory_bytes"] else "memory unknown"
-            table.add_row(Text(device["target"], style=GOOD), f"{device['name']}, {memory}")
-        if not row["devices"]:
-            table.add_row(Text(row["platform"], style=QUIET), Text("; ".join(row["findings"]) or "none found", style=QUIET))
+            key = device["target"], f"{device['name']}, {memory}"
+            alike[key] = alike.get(key, 0) + 1
+        for (target, words), count in alike.items():
+            table.add_row(Text(target, style=GOOD), words if count == 1 else f"{count} x {words}")
+        findings = "; ".join(row["findings"])
+        if findings or not row["devices"]:
+            name = "" if row["devices"] else row["platform"]
+            table.add_row(Text(name, style=QUIET), Text(findings or "none found", style=QUIET))
     _line(console, table)
 
 
 def _show_backends(section: list[dict[str, Any]], console: Console) -> None:
     _title(console, "backends")
     table = _table()
+    refused: dict[str, list[str]] = {}
     for row in section:
         if row["usable"]:
             table.add_row(Text(row["name"], style=GOOD), _check_words(row))
         else:
-            table.add_row(Text(row["name"], style=QUIET), Text("; ".join(row["reasons"]), style=QUIET))
+            refused.setdefault("; ".join(row["reasons"]), []).append(row["name"])
     _line(console, table)
+    for reason, names in refused.items():
+        _line(console, f"{', '.join(names)}: {say_of(names, reason)}", QUIET)
 
 
 def _check_words(row: dict[str, Any]) -> Text:
@@ -103,18 +111,15 @@ def _check_words(row: dict[str, Any]) -> Text:
 
 
 def _show_plugins(section: list[dict[str, Any]], console: Console) -> None:
-    unloaded = [row for row in section if row["failure"] is not None or not row["is_allowed"]]
-    if unloaded:
-        _title(console, "plugins that are not loaded")
-    for row in unloaded:
-        why = row["failure"] or "HAL_PLUGINS does not name it"
-        _line(console, f"{row['name']} ({row['distribution']}): {why}", BAD if row["failure"] else "")
+    """Those that load are seen by their backends, and one that fails is a problem."""
+    left_out = [f"{row['name']} ({row['distribution']})" for row in section if not row["is_allowed"]]
+    if left_out:
+        _title(console, "plugins", f" that HAL_PLUGINS does not name, and that are not loaded: {', '.join(left_out)}")
 
 
 def _show_libraries(section: list[dict[str, Any]], console: Console) -> None:
     _title(console, "vendor libraries")
-    found = [row for row in section if row["version"] is not None]
-    for row in found:
+    for row in (row for row in section if row["version"] is not None):
         loads = f"does not load: {row['failure']}" if row["failure"] else "loads"
         _line(console, f"{row['name']} {row['version']} ({row['distribution']}) {loads}", BAD if row["failure"] else "")
     absent = [row["name"] for row in section if row["version"] is None]
@@ -123,12 +128,22 @@ def _show_libraries(section: list[dict[str, Any]], console: Console) -> None:
 
 
 def _show_environment(section: dict[str, Any], console: Console) -> None:
+    own = {name: entry["value"] for name, entry in section["hal"].items() if entry["value"]}
+    values = {**own, **section["device_filters"], **section["other"]}
+    unset = [name for name in section["hal"] if name not in own]
     _title(console, "environment")
-    table = _table()
-    for name, entry in section["hal"].items():
-        table.add_row(name, entry["value"] or Text(f"unset; {entry['meaning']}", style=QUIET))
-    for name, value in (*section["device_filters"].items(), *section["other"].items()):
-        table.add_row(name, value)
-    _line(console, table)
-    for warning in section["warnings"]:
-        _line(console, f"warning: {warning}", BAD)
+    _show_lines(console, (f"{name}={value}" for name, value in values.items()))
+    if unset:
+        _line(console, f"not set: {', '.join(unset)}", QUIET)
+    _show_lines(console, (f"warning: {warning}" for warning in section["warnings"]), BAD)
+
+
+def _show_clashes(section: list[str], console: Console) -> None:
+    if section:
+        _title(console, "clashes")
+        _show_lines(console, section, BAD)
+
+
+def _show_lines(console: Console, lines: Iterable[str], style: str = "") -> None:
+    for line in lines:
+        _line(console, line, style)

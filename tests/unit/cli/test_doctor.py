@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hal.cli import doctor, main, selfcheck, usability
+from hal.cli import clashes, doctor, doctor_view, main, selfcheck, usability
+from hal.cli.console import make_console
 from hal.common.reason import Reason
 from hal.common.registry import backends
 
@@ -53,6 +54,7 @@ def test_a_section_that_raises_leaves_the_others(
     text = capsys.readouterr().out
     assert "RuntimeError: the driver is on fire" in text
     assert "vendor libraries" in text or as_json or section == "libraries"
+    assert as_json or f"problem: {section} could not be looked at" in text
 
 
 def test_a_crashing_check_is_a_finding() -> None:
@@ -153,3 +155,82 @@ def test_second_owner_of_the_name_is_a_warning(
     monkeypatch.setattr(doctor.importlib.metadata, "packages_distributions", lambda: owners)
     (warning,) = report(capsys)["hal"]["warnings"]
     assert "another-hal" in warning
+
+
+SCREEN_LINES, SCREEN_COLUMNS = 30, 100
+
+
+def test_a_report_has_a_number_and_every_section(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys)
+    assert found["schema"] == doctor.SCHEMA == 1
+    sections = "schema hal torch environment platforms plugins libraries clashes backends problems"
+    assert list(found) == sections.split()
+    assert found["problems"] == []
+
+
+def test_a_report_fits_one_screen(quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(SCREEN_COLUMNS))
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= SCREEN_COLUMNS
+    assert len(lines) <= SCREEN_LINES
+    assert lines[-1] == "no problem found"
+
+
+def test_a_machine_with_many_devices_says_each_thing_once(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    found = doctor.examine()
+    device = {"target": "cuda:sm_90", "name": "H100", "memory_bytes": 80 * 2**30}
+    found["platforms"][0]["devices"] = [{**device, "index": index} for index in range(8)]
+    found["platforms"][0]["findings"] = ["the fastest first"]
+    doctor_view.show_report(found, make_console())
+    text = capsys.readouterr().out
+    assert text.count("H100") == 1
+    assert "8 x H100, 80.0 GiB" in text
+    assert "the fastest first" in text
+
+
+def test_a_plugin_that_failed_is_a_problem_and_sets_the_exit_code(
+    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"name": "broken", "distribution": "hal-broken", "target": "x:Y", "is_allowed": True, "failure": "OSError: libx.so"}
+    monkeypatch.setattr(doctor, "examine_plugins", lambda: [row])
+    (problem,) = report(capsys, expected_code=1)["problems"]
+    assert problem == "the plugin broken (hal-broken) does not load: OSError: libx.so"
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == f"problem: {problem}"
+
+
+def test_a_section_that_raises_is_a_problem(
+    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "find_clashes", lambda: 1 / 0)
+    assert report(capsys, expected_code=1)["problems"] == ["clashes could not be looked at: ZeroDivisionError: division by zero"]
+
+
+@pytest.mark.parametrize(
+    ("requirement", "version", "said"),
+    [
+        ("transformers<5.24,>=5.23; extra == 'models'", "5.24.1", "hal takes >= 5.23 and < 5.24"),
+        ("transformers<5.24,>=5.23; extra == 'models'", "4.57", "hal takes >= 5.23 and < 5.24"),
+        ("transformers<5.24,>=5.23; extra == 'models'", "5.23.9", ""),
+        ("torch>=2.8; extra == 'torch'", "2.7.1+cpu", "torch 2.7.1+cpu is installed and hal takes >= 2.8"),
+        ("torch>=2.8; extra == 'torch'", "2.13.0+cpu", ""),
+        ("torch>=2.8; extra == 'torch'", None, ""),
+        ('pytest>=8.4; extra == "test"', "7.0", ""),
+        ("rich>=13", "12.1", "rich 12.1 is installed and hal takes >= 13"),
+        ("hal-attention[torch]; extra == 'models'", "0.1.0", ""),
+    ],
+)
+def test_a_version_that_an_extra_excludes_is_a_clash(
+    requirement: str, version: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clashes, "_find_version", lambda _: version)
+    found = list(clashes.find_excluded([requirement]))
+    assert len(found) == bool(said)
+    assert all(said in sentence for sentence in found)
+
+
+def test_two_distributions_of_one_package_clash() -> None:
+    owners = {"triton": ["triton-xpu", "triton"], "torch": ["torch", "torch"], "rich": ["rich", "richer"]}
+    (sentence,) = clashes.find_shared(clashes.PACKAGES, owners)
+    assert sentence == "several distributions install a package named triton: triton and triton-xpu; uninstall all but one"
