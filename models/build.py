@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ def read_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape]:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read by transformers: {describe(error)}") from error
-    return config, read_shape(config)
+    shape = read_shape(config)
+    # An object no longer tells what its file states from what its class fills in, and transformers asks the wrapper alone.
+    tied = read_shape(folder).tie_word_embeddings
+    for part in (config, config.get_text_config(decoder=True)):
+        part.tie_word_embeddings = tied
+    return config, replace(shape, tie_word_embeddings=tied)
 
 
 def build_module(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:

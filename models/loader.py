@@ -23,6 +23,7 @@ from .dry_run import quiet_transformers
 from .errors import CheckpointError
 from .keys import KeyResolver, conversions
 from .merging import SlicedTensor, source_parts
+from .poison import find_poisoned, poisoned_memory
 from .ranks import set_data
 from .slices import Slices
 from .verdict import CheckpointPlan
@@ -65,8 +66,9 @@ def load_weights(
     with quiet_transformers():
         info = _load_in_portions(source, config, progress)
         _check_against_plan(info, plan)
-        module._finalize_model_loading(module, config, info)
-    _check_nothing_left(module)
+        with poisoned_memory():
+            module._finalize_model_loading(module, config, info)
+    _check_nothing_left(module, plan)
     for name in slices.zeroed:
         module.get_parameter(name).data.zero_()
     return _note_untied(module, plan)
@@ -212,8 +214,9 @@ def _tied_names(plan: CheckpointPlan) -> set[str]:
     return set(plan.tied) | set(plan.tied.values())
 
 
-def _check_nothing_left(module: PreTrainedModel) -> None:
+def _check_nothing_left(module: PreTrainedModel, plan: CheckpointPlan) -> None:
     left = [name for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensor.is_meta]
+    left += find_poisoned(module, plan.missing)
     if left:
         raise CheckpointError(f"{len(left)} tensors were neither loaded nor computed: {', '.join(left[:8])}")
 

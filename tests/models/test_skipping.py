@@ -6,11 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from transformers import PreTrainedConfig
 
+from hal.models.build import build_module
+from hal.models.keys import KeyResolver
+from hal.models.skipping import BufferRules
+
 from . import composites, tiny
-from .headers import Extras, plan_with
+from .headers import Extras, plan_with, stored
 
 LINEAR: tuple[str, tuple[int, ...]] = ("F32", (4, 4))
 VECTOR: tuple[str, tuple[int, ...]] = ("F32", (4,))
@@ -118,6 +123,99 @@ def test_what_is_not_built_is_listed_and_its_neighbours_are_unexpected(case: Cas
     assert set(plan.skipped) | set(plan.unused) == set(left_out)
     assert set(plan.unexpected) == set(unexpected)
     assert plan.missing == ()
+
+
+SMALL = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
+NARROW = SMALL | {"n_embd": 32, "n_layer": 2, "n_head": 2}
+WIDE = SMALL | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+OLD_MASKS: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
+    "gpt-neox": (lambda: transformers.GPTNeoXConfig(**WIDE, intermediate_size=64), "gpt_neox.layers.{}.attention"),
+    "gpt2": (lambda: transformers.GPT2Config(**NARROW), "transformer.h.{}.attn"),
+    "gptj": (lambda: transformers.GPTJConfig(**NARROW, rotary_dim=8), "transformer.h.{}.attn"),
+    "gpt-neo": (
+        lambda: transformers.GPTNeoConfig(
+            **SMALL, hidden_size=32, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]]
+        ),
+        "transformer.h.{}.attn.attention",
+    ),
+    "codegen": (lambda: transformers.CodeGenConfig(**(NARROW | {"n_head": 4}), rotary_dim=4), "transformer.h.{}.attn"),
+    "bigcode": (lambda: transformers.GPTBigCodeConfig(**NARROW), "transformer.h.{}.attn"),
+    "bloom": (
+        lambda: transformers.BloomConfig(**SMALL, hidden_size=32, n_layer=2, n_head=2),
+        "transformer.h.{}.self_attention",
+    ),
+    "opt": (
+        lambda: transformers.OPTConfig(**WIDE, ffn_dim=64, word_embed_proj_dim=32),
+        "model.decoder.layers.{}.self_attn",
+    ),
+    "falcon": (lambda: transformers.FalconConfig(**WIDE), "transformer.h.{}.self_attention"),
+}
+
+
+@pytest.mark.parametrize("case", OLD_MASKS.values(), ids=list(OLD_MASKS))
+@pytest.mark.parametrize("wrapper", ["", "bare", "backbone."], ids=["own-names", "bare-names", "another-wrapper"])
+def test_every_family_s_old_masks_are_skipped_and_what_looks_like_one_is_not(
+    case: tuple[Callable[[], PreTrainedConfig], str], wrapper: str
+) -> None:
+    make, place = case
+    front = place.partition(".")[0] + "."
+    attention = place if not wrapper else place.removeprefix(front) if wrapper == "bare" else wrapper + place.removeprefix(front)
+    one, other, none = (attention.format(number) for number in (0, 1, 7))
+    old: Extras = {
+        f"{one}.bias": MASK,
+        f"{one}.masked_bias": SCALAR,
+        f"{other}.masked_bias": ("F16", (1,)),
+        f"{other}.causal_mask": ("U8", (1, 1, 64, 64)),
+        f"{other}.scale_mask_softmax.causal_mask": ("F32", (16, 16)),
+    }
+    others: Extras = {
+        f"{one}.bias_proj.weight": ("F32", (32, 32)),
+        f"{one}.bias_k": MASK,
+        f"{one}.scale_mask_softmax.bias": MASK,
+        f"{other}.bias": ("F32", (32,)),
+        f"{other}.masked_bias.weight": SCALAR,
+        f"{none}.bias": MASK,
+    }
+    plan = plan_with(make(), {**old, **others})
+    assert set(plan.skipped) == set(old)
+    assert set(plan.unexpected) == set(others)
+
+
+def test_a_persistent_mask_is_loaded_and_not_skipped() -> None:
+    """Bark keeps its mask in the state; BarkCausalModel has no automatic class, so its parts are asked one by one."""
+    from transformers.models.bark.modeling_bark import BarkSemanticModel
+
+    sizes = {
+        "num_layers": 2,
+        "num_heads": 2,
+        "hidden_size": 32,
+        "block_size": 16,
+        "input_vocab_size": 64,
+        "output_vocab_size": 64,
+    }
+    module = BarkSemanticModel(transformers.BarkSemanticConfig(**sizes))
+    resolver, rules = KeyResolver(module=module), BufferRules(module=module)
+    masks = [name for name in resolver.state if name.endswith("attn.bias")]
+    assert len(masks) == 2
+    assert [resolver.resolve(name).target for name in masks] == masks  # type: ignore[union-attr]
+    assert rules.explain(stored("layers.0.attn.masked_bias", "F32", ())) is not None
+    assert rules.explain(stored("layers.0.attn.bias_k", "F32", (1, 1, 16, 16))) is None
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 16, 16), (16, 16)], ids=["mask-shaped", "square"])
+def test_a_parameter_called_as_an_old_mask_is_loaded(shape: tuple[int, ...]) -> None:
+    module = build_module(transformers.GPT2Config(**NARROW))
+    module.transformer.h[0].attn.bias = torch.nn.Parameter(torch.empty(shape, device="meta"))
+    place = KeyResolver(module=module).resolve("h.0.attn.bias")
+    assert place is not None
+    assert place.target == "transformer.h.0.attn.bias"
+
+
+def test_the_number_of_an_old_format_is_skipped() -> None:
+    make = OLD_MASKS["opt"][0]
+    plan = plan_with(make(), {"model.decoder.version": ("F32", (1,)), "version": ("F32", (1,)), "decoder.version": ("F32", (3,))})
+    assert set(plan.skipped) == {"model.decoder.version"}
+    assert set(plan.unexpected) == {"version", "decoder.version"}
 
 
 def test_a_pattern_of_the_class_takes_nothing_from_a_layer_that_is_built() -> None:

@@ -1,0 +1,110 @@
+"""Which embedding a head shares: what the config says, inside out, and never against two different tensors in the file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedConfig
+
+from hal.common.limits import Limits
+from hal.models import CheckpointError, load, plan_checkpoint
+
+from . import composites, folders, tiny
+
+LIMITS = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)
+HEAD = "lm_head.weight"
+FLAGS = [None, True, False]
+MODELS: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
+    "llama": (tiny.llama, "model.embed_tokens.weight"),
+    "qwen3-vl": (composites.qwen3_vl, "model.language_model.embed_tokens.weight"),
+    "qwen25-vl": (composites.qwen25_vl, "model.language_model.embed_tokens.weight"),
+}
+OLD_KEYS = {"qwen25-vl": "model.embed_tokens.weight"}
+"""What a family's files call the embedding, where that is not its parameter's name."""
+
+
+def flagged(folder: Path, outer: bool | None, inner: bool | None) -> None:
+    """Write the two flags into a folder's config; None takes one out."""
+    content = json.loads((folder / "config.json").read_text())
+    for part, flag in ((content, outer), (content.get("text_config"), inner)):
+        if part is not None:
+            part.pop("tie_word_embeddings", None)
+            part |= {} if flag is None else {"tie_word_embeddings": flag}
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A folder, and the name and key of its embedding."""
+    make, embedding = MODELS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    folders.save(tiny.build(make()), folder)
+    return folder, embedding, OLD_KEYS.get(request.param, embedding)
+
+
+@pytest.mark.parametrize("head", ["absent", "present", "alone"])
+@pytest.mark.parametrize(("outer", "inner"), [pair for pair in itertools.product(FLAGS, FLAGS) if pair[0] != pair[1]])
+def test_the_inner_flag_decides_then_the_outer_then_the_class(
+    saved: tuple[Path, str, str], outer: bool | None, inner: bool | None, head: str, tmp_path: Path
+) -> None:
+    folder, embedding, key = saved
+    if "text_config" not in json.loads((folder / "config.json").read_text()):
+        inner = None
+    is_tied = bool(inner if inner is not None else outer)
+    tensors = folders.load_file(folder / "model.safetensors")
+    if head == "absent":
+        del tensors[HEAD]
+    elif head == "alone":
+        del tensors[key]
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    flagged(tmp_path, outer, inner)
+    folders.save_file(tensors, tmp_path / "model.safetensors")
+    plan = plan_checkpoint(tmp_path)
+    assert plan.tied == ({HEAD: embedding} if is_tied else {})
+    assert set(plan.tied_because) == set(plan.tied)
+    lost = {"absent": (HEAD,), "present": (), "alone": (embedding,)}[head]
+    assert plan.missing == (() if is_tied else lost)
+    assert plan.is_complete == (is_tied or head == "present")
+    if lost and not is_tied:
+        with pytest.raises(CheckpointError, match=f"1 missing: {lost[0]}"):
+            load(tmp_path, device="cpu", limits=LIMITS, progress=False)
+
+
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("is_equal", [True, False], ids=["equal", "different"])
+def test_two_tensors_share_storage_only_if_tied_and_equal(
+    saved: tuple[Path, str, str], is_tied: bool, is_equal: bool, tmp_path: Path
+) -> None:
+    folder, embedding, key = saved
+    tensors = folders.load_file(folder / "model.safetensors")
+    tensors[HEAD] = tensors[key].clone() if is_equal else tensors[key] * 2.0
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    flagged(tmp_path, is_tied, is_tied)
+    folders.save_file(tensors, tmp_path / "model.safetensors")
+    model = load(tmp_path, device="cpu", limits=LIMITS, progress=False)
+    found = {name: model.module.get_parameter(name) for name in (HEAD, embedding)}
+    assert torch.equal(found[HEAD], tensors[HEAD])
+    assert torch.equal(found[embedding], tensors[key])
+    assert (found[HEAD] is found[embedding]) == (is_tied and is_equal)
+    assert model.report is not None
+    told = [warning for warning in model.report.warnings if "two different tensors; both are kept" in warning]
+    assert len(told) == (is_tied and not is_equal)
+
+
+@pytest.mark.parametrize("alias", ["embed_out.weight", "gpt_neox.lm_head.weight"])
+def test_a_tied_head_under_an_old_name_is_the_head(alias: str, tmp_path: Path) -> None:
+    config = tiny.gpt_neox()
+    config.tie_word_embeddings = True
+    module = tiny.build(config)
+    folders.save(module, tmp_path)
+    embedding = "gpt_neox.embed_in.weight"
+    folders.rewrite(tmp_path, lambda tensors: {alias if name == embedding else name: tensor for name, tensor in tensors.items()})
+    plan = plan_checkpoint(tmp_path)
+    assert (plan.missing, plan.unexpected) == ((), ())
+    model = load(tmp_path, device="cpu", limits=LIMITS, progress=False)
+    assert torch.equal(model.module.get_parameter(embedding), module.get_parameter(embedding))
