@@ -63,7 +63,9 @@ class LayerKernels:
 
 
 class Attention:
-    """Attention over paged caches for every layer of a plan; made by plan.open or plan.bind. It computes no gradients.
+    """Attention over paged caches for every layer of a plan; made by plan.open or plan.bind.
+
+    It computes no gradients: results are detached, with a warning where an input requires one.
 
     pools: which pages of the caches are in use, by cache group; the same pool for every group where page ids are the same.
     caches: a layer's KV by its id, every other part of it under (layer id, part).
@@ -181,7 +183,7 @@ class Attention:
         """Launches since warm_up() whose key its list did not have; HAL_STRICT_WARMUP=1 raises BackendError instead."""
         return self._warmup.misses
 
-    @without_gradients
+    @torch.no_grad()
     def bind_weights(self, layer_id: int, w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
         """Hand over an MLA layer's up-projections, once: w_uk [heads, nope, lora], w_uv [heads, v, lora], this rank's heads.
 

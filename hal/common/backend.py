@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .capabilities import find_faults
 from .errors import BackendError
@@ -41,6 +42,8 @@ CALLS_BY_FAMILY: dict[str, tuple[str, ...]] = {
     "compressed": (*_CACHE, "index_scores", "select_topk", "rows_from_topk", "sparse_mla", "compress_states", *_MERGE),
 }
 CALLS = frozenset({call for calls in CALLS_BY_FAMILY.values() for call in calls} | {"apply_sink", "expand_pools"})
+ID_CALLS = frozenset({"select_topk", "expand_pools", "rows_from_topk"})
+"""Calls whose results are whole numbers, through which no gradient would flow."""
 PHASED_CALLS = frozenset({"paged_attention", "varlen_attention", "sparse_mla"})
 RESERVED = frozenset(
     {
@@ -73,6 +76,8 @@ class Backend:
         super().__init_subclass__()
         if taken := _find_taken(cls):
             raise TypeError(f"{cls.__qualname__} overrides {', '.join(taken)}: hal does that for every backend alike")
+        for call in (CALLS - ID_CALLS) & vars(cls).keys():
+            setattr(cls, call, _without_backward(vars(cls)[call]))
 
     @classmethod
     def explain_refusal(cls, request: Request) -> tuple[Reason, ...]:
@@ -276,6 +281,25 @@ class Backend:
         entries.block_size * ratio tokens, of which the states' cache keeps the last.
         """
         raise NotImplementedError
+
+
+def _without_backward(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, which refuses inputs that require gradients where those are on: it would return a detached result in silence."""
+
+    @wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _find_check()(args, tuple(kwargs.values()))
+        return call(*args, **kwargs)
+
+    return run
+
+
+@cache
+def _find_check() -> Callable[..., None]:
+    # Found with the first call: a class is made where torch need not be.
+    from .gradients import refuse_gradients
+
+    return refuse_gradients
 
 
 def _find_taken(cls: type) -> list[str]:

@@ -1,25 +1,67 @@
-"""Calls that compute no gradients."""
+"""Calls that compute no gradients: kernels refuse to be recorded, a layer's attention says so once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+from .cache import KVCache
+from .compressor import Compressor
+from .errors import BackendError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def without_gradients(call: Callable[P, R]) -> Callable[P, R]:
-    """The call under torch.no_grad(); that is entered, which takes longer than asking, only where gradients are on."""
+    """The call under torch.no_grad(); that is entered, which takes longer than asking, only where gradients are on.
+
+    Where they are and an input requires one, it warns that the result is detached: once for each line that calls it.
+    """
 
     @wraps(call)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.is_grad_enabled():
             return call(*args, **kwargs)
+        if needs_gradient((args, tuple(kwargs.values()))):
+            warnings.warn(
+                f"an input of {call.__name__} requires a gradient and hal's attention has no backward: its result is detached "
+                "and no gradient flows through it; call it under torch.inference_mode() or torch.no_grad()",
+                UserWarning,
+                stacklevel=2,
+            )
         with torch.no_grad():
             return call(*args, **kwargs)
 
     return run
+
+
+def refuse_gradients(*operands: Any) -> None:
+    """Nothing, or BackendError where autograd would record a call with these operands: no kernel has a backward."""
+    if torch.is_grad_enabled() and needs_gradient(operands):
+        raise BackendError(
+            "an input requires a gradient and hal's calls have no backward; call them under torch.inference_mode() or "
+            "torch.no_grad()"
+        )
+
+
+def needs_gradient(value: Any) -> bool:
+    """Whether a tensor in it requires a gradient: itself, one of a list or tuple, or a cache's or a compressor's."""
+    return any(tensor.requires_grad for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, KVCache):
+        yield from _tensors((value.storage, value.scale))
+    elif isinstance(value, Compressor):
+        yield from _tensors([getattr(value, each.name) for each in fields(value)])

@@ -102,7 +102,7 @@ def _check(
         ("block_table", block_table, INT32, (requests, ANY)),
     )
     check_counts("compress_states", 1, ratio=ratio)
-    refuse_gradients(kv, score, position_bias, states, entries)
+    refuse_gradients(kv, score, position_bias, norm_weight, cos, sin, states, entries, entry_scale)
 
 
 def _compress(

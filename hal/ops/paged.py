@@ -69,7 +69,7 @@ def _check(
     batch = batch_operands(leading(q), query_start_loc, seq_lens, block_table, key_starts, key_stops)
     check_operands("paged_attention", ("q", q, FLOATS, CUBE), *given(storage=storage, scale=scale), *batch)
     check_masking("paged_attention", window, chunk, softcap)
-    refuse_gradients(q)
+    refuse_gradients(q, storage, scale)
 
 
 def _run(

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from hal.common.errors import BackendError
+from hal.common.gradients import refuse_gradients
+
+__all__ = ["define_operator", "refuse_gradients"]
 
 
 def define_operator(name: str, schema: str, run: Callable[..., Any], trace: Callable[..., Any]) -> torch._ops.OpOverload:
@@ -23,12 +25,3 @@ def define_operator(name: str, schema: str, run: Callable[..., Any], trace: Call
     packet, _, overload = name.partition(".")
     operator: torch._ops.OpOverload = getattr(getattr(torch.ops.hal, packet), overload or "default")
     return operator
-
-
-def refuse_gradients(*tensors: torch.Tensor) -> None:
-    """Nothing, or BackendError where autograd would record the call: no operator here has a backward."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise BackendError(
-            "an input requires a gradient and hal's operators have no backward; call them under torch.inference_mode() or "
-            "torch.no_grad()"
-        )

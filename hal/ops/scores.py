@@ -75,7 +75,7 @@ def _check(
                 f"hal.ops.index_scores: chunk of tokens {span[0]} to {span[1]}, requests {span[2]} to {span[3]} and {span[4]} "
                 f"keys; the batch has {tokens} tokens and {requests} requests"
             )
-    refuse_gradients(iq, weights)
+    refuse_gradients(iq, weights, storage, scale)
 
 
 def _run(

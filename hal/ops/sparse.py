@@ -60,7 +60,7 @@ def _check(
         *((f"rows of segment {i}", each, INT32, (tokens, ANY)) for i, each in enumerate(rows)),
         *((f"valid of segment {i}", each, INT32, (tokens,)) for i, each in enumerate(valid)),
     )
-    refuse_gradients(q)
+    refuse_gradients(q, storages, scales)
 
 
 def _run(
