@@ -8,6 +8,7 @@ import torch
 
 from hal.config import LayerShape
 
+from .dense import shares_places
 from .errors import BatchError, LayoutError
 
 
@@ -47,7 +48,7 @@ class Expected:
         if out is None:
             return
         self._check({"out": (out, shape)}, self.dtype)
-        if any(size > 1 and not stride for size, stride in zip(out.shape, out.stride(), strict=True)):
+        if not out.is_contiguous() and shares_places(out.shape, out.stride()):
             raise LayoutError(
                 f"layer {self.layer_id}: out has strides {list(out.stride())}; expected every element in a place of its own"
             )

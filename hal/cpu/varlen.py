@@ -35,7 +35,7 @@ def attend_varlen(
             f"queries {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)} do not go together: keys and values "
             "need as many tokens and heads, queries the keys' width and a multiple of their heads"
         )
-    out, lse = prepare_results(q, v.shape[2], need_lse, out)
+    out, lse = prepare_results(q, v.shape[2], need_lse, out, k=k, v=v)
     _check_starts(q, q_start_loc, k_start_loc, selected, first_key)
     if not q.shape[1]:
         return out, lse

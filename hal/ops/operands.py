@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hal.common.dense import shares_places
 from hal.common.errors import LayoutError
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -72,8 +73,10 @@ def check_masking(call: str, window: int | None, chunk: int | None, softcap: flo
 def check_out(call: str, q: torch.Tensor, out: torch.Tensor) -> None:
     """Nothing, or LayoutError for an out on another device than q or whose elements share places; the call looks at the rest."""
     check_operands(call, ("q", q, None, None), ("out", out, None, None))
-    if 0 in out.stride() and any(size > 1 and not stride for size, stride in zip(out.shape, out.stride(), strict=True)):
-        raise LayoutError(f"hal.ops.{call}: out has strides {list(out.stride())}; expected every element in a place of its own")
+    strides = out.stride()
+    # Symbols of a trace are left to the run.
+    if all(type(size) is int for size in (*out.shape, *strides)) and shares_places(out.shape, strides):
+        raise LayoutError(f"hal.ops.{call}: out has strides {list(strides)}; expected every element in a place of its own")
 
 
 def _fits(sizes: Sequence[int], shape: tuple[int, ...]) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hal.common.dense import dense_batch, dense_numbers, dense_rows
+from hal.common.dense import dense_batch, dense_numbers, dense_rows, refuse_shared
+from hal.common.errors import BatchError, InputError
 from hal.common.kernels import refuse_key_ranges
 
 from .checks import check_keys, check_query, count_parts, plain_name, prepare_results, require_tile
@@ -29,6 +30,13 @@ class Mask:
     window: int | None = None
     chunk: int | None = None
     softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is self.chunk is self.softcap is None:
+            return
+        for name, limit in (("window", self.window), ("chunk", self.chunk), ("softcap", self.softcap)):
+            if limit is not None and not limit > 0:
+                raise InputError(f"{name} is {limit}; expected a number above 0, or None for none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +237,7 @@ def attend_pages(
     queries = Queries(
         q=dense_rows(q), start_loc=batch.query_start_loc, num_requests=batch.seq_lens.shape[0], max_len=batch.max_query_len
     )
+    refuse_shared(out, q=q)
     return _attend(machine, run, queries, keys, mask, softmax_scale, need_lse, out)
 
 
@@ -250,8 +259,14 @@ def attend_varlen(
     """out [tokens, heads, value] and lse of every query over its request's keys, the last query aligned with the last key."""
     check_keys(q, k, v)
     q_start_loc, k_start_loc = dense_numbers("q_start_loc", q_start_loc), dense_numbers("k_start_loc", k_start_loc)
+    if q_start_loc.shape != k_start_loc.shape or not q_start_loc.shape[0]:
+        raise BatchError(
+            f"q_start_loc has {q_start_loc.shape[0]} entries and k_start_loc {k_start_loc.shape[0]}; "
+            "both need one more than there are requests"
+        )
     keys = listed_keys(dense_rows(k), dense_rows(v), k_start_loc, max_seq_len)
     queries = Queries(q=dense_rows(q), start_loc=q_start_loc, num_requests=q_start_loc.shape[0] - 1, max_len=max_query_len)
+    refuse_shared(out, q=q, k=k, v=v)
     return _attend(machine, run, queries, keys, mask, softmax_scale, need_lse, out)
 
 

@@ -11,6 +11,7 @@ from hal.common.kernels import KVCache
 from hal.common.layouts import UNQUANTISED, Layout
 
 from .launch import Launch
+from .operands import check_slots
 
 if TYPE_CHECKING:
     import torch
@@ -60,9 +61,15 @@ def write_rows(run: Callable[[Launch], None], cache: KVCache, slots: torch.Tenso
     layout = cache.layout
     _check_layout(layout)
     layout.check_parts([tuple(part.shape[1:]) for part in parts])
+    check_slots(slots)
     tokens = slots.shape[0]
-    if any(part.shape[0] != tokens for part in parts):
-        raise LayoutError(f"{tokens} slots for parts of {[part.shape[0] for part in parts]} tokens; one slot each")
+    for part in parts:
+        if part.shape[0] == tokens and part.is_floating_point():
+            continue
+        raise LayoutError(
+            f"{tokens} slots for parts of {[part.shape[0] for part in parts]} tokens, {[str(part.dtype) for part in parts]}; "
+            "one slot each, and floats"
+        )
     if not tokens:
         return
     flat = [dense_rows(part.reshape(tokens, -1)) for part in parts]

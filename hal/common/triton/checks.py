@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hal.common.dense import shares_places
 from hal.common.errors import BackendError, BatchError, LayoutError
+from hal.common.kernels import Segment
 
 from .tiles import Machine, Tile, Widths, choose_tile
 
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import KVCache, Segment
+    from hal.common.kernels import KVCache
 
 
 # More parts than this cost more to join than they save.
@@ -21,7 +22,12 @@ MAX_PARTS = 32
 
 def plain_name(tensor: Any) -> str:
     """A tensor's element type by name, whether it is a tensor or stands in for one."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return _plain(tensor.dtype)
+
+
+@cache
+def _plain(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def prepare_results(
@@ -29,7 +35,7 @@ def prepare_results(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, width] and lse fp32 [tokens, heads] (None unless asked for), for a kernel to fill.
 
-    LayoutError where a given out has another shape, element type, a last dimension that is not dense, or shared elements.
+    LayoutError where a given out has another shape, element type, or a last dimension that is not dense.
     """
     import torch
 
@@ -41,8 +47,6 @@ def prepare_results(
             f"out is {out.dtype} {list(out.shape)} with strides {out.stride()}; this call writes {q.dtype} {list(shape)}, "
             "the last dimension dense"
         )
-    elif not out.is_contiguous() and shares_places(out.shape, out.stride()):
-        raise LayoutError(f"out has strides {out.stride()} for {list(shape)}; every element needs a place of its own")
     return out, q.new_empty(shape[:2], dtype=torch.float32) if need_lse else None
 
 
@@ -73,7 +77,12 @@ def check_segments(q: torch.Tensor, segments: tuple[Segment, ...], kv_lora_rank:
     """Nothing, or BatchError: at least one list, each with a row per query and cache rows as wide as q."""
     if not segments:
         raise BatchError("sparse_mla got no segment; it needs at least one list of rows, which may be empty")
-    for cache, rows, valid in segments:
+    if q.dim() != 3:
+        raise LayoutError(f"q is {q.dtype} {list(q.shape)}; expected [tokens, heads, lora + rope]")
+    for segment in segments:
+        if not isinstance(segment, Segment):
+            raise LayoutError(f"a segment is a {type(segment).__name__}; expected Segment(cache, rows, valid)")
+        cache, rows, valid = segment
         if cache.layout.width != q.shape[2] or not 0 < kv_lora_rank <= q.shape[2]:
             raise BatchError(
                 f"q is {q.shape[2]} wide and kv_lora_rank {kv_lora_rank}; the cache's rows have {cache.layout.width} elements"
@@ -86,7 +95,14 @@ def check_segments(q: torch.Tensor, segments: tuple[Segment, ...], kv_lora_rank:
 
 def check_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Nothing, or LayoutError: keys and values of as many tokens and heads, queries of the keys' width."""
-    if k.shape[:2] != v.shape[:2] or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1] or not q.dtype == k.dtype == v.dtype:
+    has_heads = q.dim() == k.dim() == v.dim() == 3 and k.shape[1]
+    if (
+        not has_heads
+        or k.shape[:2] != v.shape[:2]
+        or q.shape[2] != k.shape[2]
+        or q.shape[1] % k.shape[1]
+        or not q.dtype == k.dtype == v.dtype
+    ):
         raise LayoutError(
             f"queries {q.dtype} {list(q.shape)}, keys {k.dtype} {list(k.shape)} and values {v.dtype} {list(v.shape)} do not go "
             "together: one element type, keys and values with as many tokens and heads, queries with the keys' width and a "

@@ -10,7 +10,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from hal.common.errors import BackendError
+from hal.common.errors import BackendError, LayoutError
 
 from .interpreter import repair_interpreter
 
@@ -61,7 +61,7 @@ class LaunchKey:
 def launch_key(launch: Launch, arch: str) -> LaunchKey:
     """The key of a launch on an arch; the only function that computes one, for planned and for real launches alike."""
     arguments = [(name, pointer_class(tensor, True)) for name, tensor in launch.tensors.items()]
-    arguments += [(name, pointer_class(tensor, False)) for name, tensor in launch.tables.items()]
+    arguments += [(name, _pointers(tensor.dtype)[0]) for name, tensor in launch.tables.items()]
     arguments += [(name, integer_class(value)) for name, value in launch.strides.items()]
     arguments += [(name, number_class(value)) for name, value in launch.numbers.items()]
     return LaunchKey(launch.kernel, arch, tuple(arguments), tuple(launch.constants.items()), launch.num_warps, launch.num_stages)
@@ -69,29 +69,30 @@ def launch_key(launch: Launch, arch: str) -> LaunchKey:
 
 def pointer_class(tensor: Any, is_specialised: bool) -> str:
     """The class of a tensor: its pointer type, and whether its address is known to be a multiple of 16."""
-    kind = _pointer(tensor.dtype)
-    return f"{kind}/16" if is_specialised and tensor.data_ptr() % 16 == 0 else kind
+    kind, aligned = _pointers(tensor.dtype)
+    return kind if not is_specialised or tensor.data_ptr() % 16 else aligned
 
 
 @cache
-def _pointer(dtype: Any) -> str:
+def _pointers(dtype: Any) -> tuple[str, str]:
     name = str(dtype).removeprefix("torch.")
     if name not in _POINTERS:
         raise BackendError(f"no kernel takes a tensor of {name}; they take {', '.join(_POINTERS)}")
-    return _POINTERS[name]
+    return _POINTERS[name], f"{_POINTERS[name]}/16"
 
 
 def integer_class(value: int) -> str:
     """The class of an integer that kernels specialise on."""
     if value == 1:
         return "1"
-    kind = "i32" if -_MAX_INT32 <= value <= _MAX_INT32 else "i64"
-    return f"{kind}/16" if value % 16 == 0 else kind
+    if -_MAX_INT32 <= value <= _MAX_INT32:
+        return "i32" if value % 16 else "i32/16"
+    return "i64" if value % 16 else "i64/16"
 
 
 def number_class(value: float) -> str:
     """The class of a number that kernels take as it comes."""
-    if isinstance(value, float):
+    if type(value) is float:
         return "fp32"
     return "i32" if -_MAX_INT32 <= value <= _MAX_INT32 else "i64"
 
@@ -116,7 +117,7 @@ class Launcher:
         for watcher in self._watchers:
             watcher(key)
         kernel = load_kernel(launch.kernel)
-        device = next(iter(launch.tensors.values())).device
+        device = _one_device(launch)
         _check_place(kernel, device, launch.kernel)
         with _on(device):
             kernel[launch.grid](
@@ -140,6 +141,22 @@ def load_kernel(path: str) -> Any:
             f"the kernel {path} needs triton, which does not load: {error}; it comes with torch for GPUs, and with "
             "hal-attention[compile] elsewhere"
         ) from error
+
+
+def _one_device(launch: Launch) -> Any:
+    """The device of every tensor of a launch; LayoutError where one is elsewhere: its address would be read here."""
+    tensors = [*launch.tensors.values(), *launch.tables.values()]
+    first = tensors[0]
+    # Both are quicker to ask than the device itself, and every launch comes here; what has no memory has no index either.
+    if first.is_cpu:
+        is_together = {tensor.is_cpu for tensor in tensors} == {True}
+    else:
+        index = first.get_device()
+        is_together = index >= 0 and {tensor.get_device() for tensor in tensors} == {index}
+    if is_together:
+        return first.device
+    places = {name: str(tensor.device) for name, tensor in (*launch.tensors.items(), *launch.tables.items())}
+    raise LayoutError(f"{launch.kernel}: its tensors are on several devices, {places}; expected one")
 
 
 def _check_place(kernel: Any, device: Any, path: str) -> None:

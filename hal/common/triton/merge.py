@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hal.common.dense import dense_rows
+from hal.common.errors import LayoutError
 
 from .launch import Launch
+from .operands import check_floats, check_state
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +88,10 @@ def merge_states(
     """The result over both key sets [tokens, heads, width] and its lse fp32 [tokens, heads], in new tensors."""
     import torch
 
+    check_state(out_a, lse_a)
+    check_state(out_b, lse_b)
+    if out_a.shape != out_b.shape:
+        raise LayoutError(f"results {list(out_a.shape)} and {list(out_b.shape)} are not of the same queries; both need one shape")
     out_a, out_b = dense_rows(out_a), dense_rows(out_b)
     out = out_a.new_empty(out_a.shape)
     lse = out_a.new_empty(out_a.shape[:2], dtype=torch.float32)
@@ -95,6 +101,10 @@ def merge_states(
 
 def apply_sink(run: Callable[[Launch], None], out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     """out with its sink, in a new tensor; an empty row stays 0."""
+    check_state(out, lse)
+    check_floats("sink", sink, 1)
+    if sink.shape[0] != lse.shape[1]:
+        raise LayoutError(f"sink has {sink.shape[0]} entries; the results have {lse.shape[1]} heads")
     out = dense_rows(out)
     result = out.new_empty(out.shape)
     # An engine may keep sinks in any float type; a launch has one.

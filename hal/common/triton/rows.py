@@ -10,6 +10,7 @@ from hal.common.errors import BatchError
 from hal.common.parallel import Parallel
 
 from .launch import Launch
+from .operands import check_rows
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,7 @@ def rows_from_topk(
         raise BatchError(f"block_size {block_size} is no multiple of the DCP interleave {parallel.interleave}")
     topk, block_table = dense_numbers("topk", topk, 2), dense_numbers("block_table", block_table, 2)
     req_id, seq_lens = dense_numbers("req_id", req_id), dense_numbers("seq_lens", seq_lens)
+    check_rows(topk, req_id, block_table, seq_lens, block_size, page_stride)
     rows = topk.new_empty(topk.shape)
     valid = topk.new_empty(topk.shape[:1])
     if not seq_lens.shape[0] or not topk.numel():

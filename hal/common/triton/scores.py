@@ -11,6 +11,7 @@ from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, refuse_key_ran
 
 from .checks import plain_name, require_tile
 from .launch import Launch
+from .operands import check_chunk
 from .tiles import Machine, Tile, Widths
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def index_scores(
     """Scores [chunk tokens, keys], -inf past each token's own position and in rows of padding."""
     import torch
 
+    if iq.dim() != 3:
+        raise LayoutError(f"index queries are {list(iq.shape)}; expected [tokens, heads, width]")
     tokens, heads, width = iq.shape
     if cache.layout.width != width or plain_name(iq) != cache.layout.dtype or tuple(weights.shape) != (tokens, heads):
         raise LayoutError(
@@ -104,6 +107,8 @@ def index_scores(
         chunk = IndexerChunk(
             token_start=0, token_stop=tokens, request_start=0, request_stop=requests, max_seq_len=batch.max_seq_len
         )
+    else:
+        check_chunk(chunk, batch, tokens)
     shape = (chunk.token_stop - chunk.token_start, chunk.max_seq_len)
     scores = iq.new_empty(shape, dtype=torch.float32)
     if not scores.numel():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hal.common.dense import dense_numbers, dense_rows
+from hal.common.dense import dense_numbers, dense_rows, refuse_shared
 
 from .checks import check_segments, count_parts, plain_name, prepare_results, require_tile
 from .launch import Launch
@@ -93,6 +93,7 @@ def attend_rows(
     segments = tuple(segments)
     check_segments(q, segments, kv_lora_rank)
     lists = [(dense_numbers("rows", rows, 2), dense_numbers("valid", valid)) for _, rows, valid in segments]
+    refuse_shared(out, q=q)
     out, lse = prepare_results(q, kv_lora_rank, need_lse, out)
     if not out.numel():
         return out, lse

@@ -96,11 +96,13 @@ class Tile:
     copies: int
 
 
+@cache
 def block_side(size: int) -> int:
     """The least power of two that a product's side may have and that covers a size."""
     return max(MIN_SIDE, 1 << (max(size, 1) - 1).bit_length())
 
 
+@cache
 def split_width(width: int) -> tuple[int, int]:
     """A key's width as (main, rest), where two powers of two cover it more tightly than one: 192 is 128 and 64."""
     floor = 1 << (width.bit_length() - 1)

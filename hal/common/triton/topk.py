@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hal.common.dense import dense_numbers, dense_rows
-from hal.common.errors import BatchError
 
 from .launch import Launch
+from .operands import check_choice, check_pools
 
 if TYPE_CHECKING:
     import torch
@@ -46,9 +46,8 @@ def expand_launch(topk: Any, lengths: Any, tokens: Any, pool: int) -> Launch:
 
 def select_topk(run: Callable[[Launch], None], scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int) -> torch.Tensor:
     """int32 [rows, width]: the k best columns below each length in ascending order, equal scores by lower id, then -1."""
-    if k > width:
-        raise BatchError(f"k is {k}; a row of width {width} holds at most {width} columns")
     lengths = dense_numbers("lengths", lengths)
+    check_choice(scores, lengths, k, width)
     topk = lengths.new_empty((scores.shape[0], width))
     run(choose_launch(dense_rows(scores.float()), lengths, topk, k))
     return topk
@@ -57,6 +56,7 @@ def select_topk(run: Callable[[Launch], None], scores: torch.Tensor, lengths: to
 def expand_pools(run: Callable[[Launch], None], topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> torch.Tensor:
     """int32 [rows, width]: the tokens of each chosen pool and of the open tail, then -1."""
     topk, lengths = dense_numbers("topk", topk, 2), dense_numbers("lengths", lengths)
+    check_pools(topk, lengths, pool, width)
     tokens = topk.new_empty((topk.shape[0], width))
     run(expand_launch(topk, lengths, tokens, pool))
     return tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.dense import shares_places
+from hal.common.dense import refuse_shared
 from hal.common.errors import BatchError, LayoutError
 from hal.common.kernels import KVCache, PagedBatch, Segment, refuse_key_ranges
 
@@ -204,12 +204,11 @@ def check_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.T
             f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}: keys and values need as many tokens and heads, "
             "queries the keys' width and a multiple of their heads"
         )
-    _check_out(q, v.shape[2], out)
+    _check_out(q, v.shape[2], out, k=k, v=v)
 
 
-def _check_out(q: torch.Tensor, width: int, out: torch.Tensor | None) -> None:
+def _check_out(q: torch.Tensor, width: int, out: torch.Tensor | None, **inputs: torch.Tensor) -> None:
     shape = (*q.shape[:2], width)
     if out is not None and (tuple(out.shape) != shape or out.dtype != q.dtype):
         raise LayoutError(f"out is {out.dtype} {list(out.shape)}; this call writes {q.dtype} {list(shape)}")
-    if out is not None and not out.is_contiguous() and shares_places(out.shape, out.stride()):
-        raise LayoutError(f"out has strides {out.stride()} for {list(shape)}; every element needs a place of its own")
+    refuse_shared(out, q=q, **inputs)

@@ -52,6 +52,24 @@ def check_views(sample: Sample, backend: Backend) -> None:
                 expect(not is_served, f"{show_path(path)} {kind}: written, though elements share places; expected a LayoutError")
         else:
             _check_repeats(path, sample, arguments, backend)
+    if ("out",) in sample.written and "q" in arguments:
+        _check_beside(sample, arguments, usual, backend)
+
+
+def _check_beside(sample: Sample, arguments: Arguments, usual: _Answer, backend: Backend) -> None:
+    """An out beside the queries in one tensor, as parts of a fused projection are, and one that lies over them."""
+    q, out = arguments["q"], arguments["out"]
+    width = q.shape[2]
+    fused = torch.cat([q, out.new_full(out.shape, torch.nan)], dim=2)
+    before, inputs = fused.clone(), fused[..., :width]
+    over = fused[..., 1 : 1 + out.shape[2]]
+    expect(
+        not _check("out over q", sample, {**arguments, "q": inputs}, {("out",): View(tensor=over, memory=fused)}, usual, backend),
+        "out lies in the memory of q and was written; expected a LayoutError",
+    )
+    beside = View(tensor=fused[..., width:], memory=fused)
+    _check("out beside q", sample, {**arguments, "q": inputs}, {("out",): beside}, usual, backend)
+    expect_identical(inputs, before[..., :width], "q beside an out")
 
 
 def _check_repeats(path: Path, sample: Sample, arguments: Arguments, backend: Backend) -> None:

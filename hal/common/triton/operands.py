@@ -1,0 +1,79 @@
+"""What a host can see wrong with the tensors of the calls around attention; addresses are worked out from them unseen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hal.common.errors import BatchError, LayoutError
+
+if TYPE_CHECKING:
+    import torch
+
+    from hal.common.kernels import IndexerChunk, PagedBatch
+
+
+def check_floats(name: str, tensor: torch.Tensor | None, dims: int) -> None:
+    """Nothing, or LayoutError for what is no tensor of floats of so many dimensions."""
+    if tensor is None:
+        raise LayoutError(f"{name} is None; expected floats of {dims} dimensions")
+    if tensor.dim() != dims or not tensor.is_floating_point():
+        raise LayoutError(f"{name} is {tensor.dtype} {list(tensor.shape)}; expected floats of {dims} dimensions")
+
+
+def check_slots(slots: torch.Tensor) -> None:
+    """Nothing, or BatchError for slots that are not int64 [tokens]: pages times their size may pass 2**31."""
+    if slots.dim() != 1 or slots.element_size() != 8 or slots.is_floating_point():
+        raise BatchError(f"slots is {slots.dtype} {list(slots.shape)}; expected int64 of 1 dimensions")
+
+
+def check_chunk(chunk: IndexerChunk, batch: PagedBatch, tokens: int) -> None:
+    """Nothing, or BatchError for a chunk that ends past the step's tokens or requests."""
+    requests = batch.seq_lens.shape[0]
+    if chunk.token_stop > tokens or chunk.request_stop > requests:
+        raise BatchError(
+            f"the chunk ends at token {chunk.token_stop} and request {chunk.request_stop}; there are {tokens} tokens and "
+            f"{requests} requests"
+        )
+
+
+def check_choice(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int) -> None:
+    """Nothing, or LayoutError or BatchError where scores, lengths and the numbers of a choice do not go together."""
+    check_floats("scores", scores, 2)
+    _check_tokens("scores", scores, "lengths", lengths)
+    if not 0 <= k <= width:
+        raise LayoutError(f"{k} keys to choose in rows of {width}; expected 0 to {width}")
+
+
+def check_pools(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> None:
+    """Nothing, or LayoutError or BatchError where pools do not fit in the rows, or rows and lengths are not as many."""
+    _check_tokens("topk", topk, "lengths", lengths)
+    if pool < 1 or topk.shape[1] * pool + pool - 1 > width:
+        raise LayoutError(
+            f"{topk.shape[1]} pools of {pool} tokens and an open tail in rows of {width}; expected pools of 1 at least that fit"
+        )
+
+
+def check_rows(
+    topk: torch.Tensor, req_id: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, block_size: int, page_stride: int
+) -> None:
+    """Nothing, or BatchError where ids, requests, table and lengths are not as many, or a page holds no tokens."""
+    _check_tokens("topk", topk, "req_id", req_id)
+    if block_table.shape[0] != seq_lens.shape[0]:
+        raise BatchError(
+            f"block_table has {block_table.shape[0]} requests and seq_lens {seq_lens.shape[0]}; they must be as many"
+        )
+    if not 1 <= block_size <= page_stride:
+        raise BatchError(f"block_size {block_size} does not fit in {page_stride} rows per page; expected 1 to as many")
+
+
+def check_state(out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Nothing, or LayoutError for a result [tokens, heads, width] and an lse of other tokens or heads."""
+    check_floats("out", out, 3)
+    check_floats("lse", lse, 2)
+    if out.shape[:2] != lse.shape:
+        raise LayoutError(f"out {list(out.shape)} and lse {list(lse.shape)} do not go together; lse needs out's tokens and heads")
+
+
+def _check_tokens(first: str, one: torch.Tensor, second: str, other: torch.Tensor) -> None:
+    if one.shape[0] != other.shape[0]:
+        raise BatchError(f"tokens differ: {first} {one.shape[0]}, {second} {other.shape[0]}; they must be as many")
