@@ -15,7 +15,7 @@ MODEL := .cache/smollm2
 COMPOSITE := examples/composite-deepseek-v3.2.json
 TARGETS := --device cuda:sm_90 --device rocm:gfx942 --device xpu:pvc --device cpu
 
-.PHONY: help demo test test-triton test-xpu test-ipex test-page matrix check-matrix proofs compile lint lint-ruff lint-format lint-types lint-imports package clean
+.PHONY: help demo test test-triton test-xpu test-ipex test-page matrix check-matrix proofs compile lint lint-ruff lint-format lint-types lint-imports lint-workflows package clean
 
 help:
 	@echo "make demo      fetch SmolLM2-135M, look at this machine, plan for four platforms, answer a question"
@@ -27,7 +27,7 @@ help:
 	@echo "make matrix    write the support and parity tables of matrix/ anew; make check-matrix sees that they are"
 	@echo "make test-page    open the support page in headless Chromium"
 	@echo "make proofs    run the conformance suites and write what they prove into matrix/ (half an hour)"
-	@echo "make lint      ruff, mypy and import-linter"
+	@echo "make lint      ruff, mypy, import-linter and actionlint"
 	@echo "make package   build the wheel and check it in an environment without torch"
 
 define make_venv
@@ -110,7 +110,7 @@ proofs: $(STAMP) $(XPU_STAMP)
 	  $(XPU_VENV)/bin/python -m pytest -q tests/xpu/test_executed.py --proof matrix/report-xpu.json
 	$(XPU_VENV)/bin/hal compile $(addprefix --device xpu:,pvc bmg) --proof matrix/report-compile-xpu.json
 
-lint: lint-ruff lint-format lint-types lint-imports
+lint: lint-ruff lint-format lint-types lint-imports lint-workflows
 
 lint-ruff: $(STAMP)
 	$(VENV)/bin/ruff check
@@ -123,6 +123,9 @@ lint-types: $(STAMP)
 
 lint-imports: $(STAMP)
 	$(VENV)/bin/lint-imports
+
+lint-workflows: $(STAMP)
+	$(VENV)/bin/actionlint
 
 package: $(STAMP)
 	$(VENV)/bin/python tests/packaging/check_wheel.py

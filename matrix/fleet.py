@@ -6,6 +6,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
+from typing import Any
+
+from hal.common.errors import InputError
 
 PROOFS = ("run", "cubin", "hsaco", "spirv")
 ARCH_NAMES = ("number", "name", "properties")
@@ -37,14 +40,24 @@ class PlatformProof:
 
 def read_fleet() -> tuple[PlatformProof, ...]:
     """Every platform file of this package, by name; ValueError names the file and the entry that does not belong."""
+    return tuple(_read(f"{platform}.toml", data) for platform, data in read_tables().items())
+
+
+def read_tables() -> dict[str, dict[str, Any]]:
+    """What each platform's file holds, by platform; ValueError names a file that is no TOML, or says a thing twice."""
     found = sorted(item.name for item in files(__package__).iterdir() if item.name.endswith(".toml"))
-    return tuple(_read(name) for name in found)
+    tables = {}
+    for name in found:
+        try:
+            tables[name.removesuffix(".toml")] = tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"matrix/{name} cannot be read: {error}") from error
+    return tables
 
 
-def _read(name: str) -> PlatformProof:
-    data = tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
-    if data.keys() - {"compiler"} != {"proof", "archs"}:
-        raise ValueError(f"matrix/{name} has the keys {sorted(data)}; expected archs, proof and perhaps compiler")
+def _read(name: str, data: Mapping[str, Any]) -> PlatformProof:
+    if data.keys() - {"compiler", "cell"} != {"proof", "archs"}:
+        raise ValueError(f"matrix/{name} has the keys {sorted(data)}; expected archs, proof, cells and perhaps compiler")
     if data["proof"] not in PROOFS:
         raise ValueError(f"matrix/{name}: proof is {data['proof']!r}; expected one of {', '.join(PROOFS)}")
     if ("compiler" in data) == (data["proof"] == "run"):

@@ -76,6 +76,8 @@ MATRIX_EXAMPLES = """Examples:
 
   hal matrix --html > support.html
 
+  hal matrix --github --cells cuda-sm_90,rocm-gfx942
+
   hal matrix diff old.json new.json --markdown
 
   hal matrix parity
@@ -306,6 +308,11 @@ def matrix(
     check: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Exit with 1 where a folder's generated files are stale.")
     ] = None,
+    as_github: Annotated[bool, typer.Option("--github", help="Print the cells of CI as a line of JSON for fromJSON.")] = False,
+    cells: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="With --github: the hardware cells that have a runner, or none. Default: all."),
+    ] = None,
 ) -> None:
     """Show who serves which model on every arch, in which dtype and layout, with which features, and how far that is proved.
 
@@ -315,6 +322,11 @@ def matrix(
     from .matrix_diff import run_diff, run_parity
 
     form = _choose_form(as_json, as_markdown, as_html)
+    if as_github or cells is not None:
+        from .matrix_github import run_github
+
+        others = (configs, device, dtype, kv_layout, feature, write, check)
+        raise typer.Exit(run_github(cells, is_alone=as_github and form == "text" and not any(others)))
     given = tuple(map(str, configs or ()))
     inquiry = Inquiry(
         configs=tuple(configs or ()),
