@@ -9,7 +9,7 @@ import torch
 
 from hal.config import LayerShape, MLAShape
 
-from .checks import check_call
+from .checks import check_call, scaled_query
 from .errors import UnsupportedModelError
 from .interface import AttentionCall
 
@@ -73,7 +73,8 @@ class DenseBinding:
         sink = check_call(self.layer, module, call)
         attention, metadata = self.step.current()
         k, v = (by_token(key), by_token(value)) if self.layer.owns_kv else (None, None)
-        out = attention.attend(self.layer.layer_id, by_token(query), k, v, metadata, sink=sink)
+        q = by_token(scaled_query(self.layer, query, call))
+        out = attention.attend(self.layer.layer_id, q, k, v, metadata, sink=sink)
         return out.unsqueeze(0)
 
 

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from hal.config import ModelShape, read_shape
 
+from .dequantising import prepare_dequantising
 from .errors import CheckpointError, UnsupportedModelError, describe
 from .folder import check_folder
 
@@ -48,6 +49,7 @@ def build_module(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> 
             with torch.device("meta"):
                 module = _from_config(family, own, dtype)
             module.eval()
+            prepare_dequantising(module)
             return module
     raise UnsupportedModelError(
         f"transformers maps {type(own).__name__} neither to a causal language model nor to an image-text model; "

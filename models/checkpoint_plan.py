@@ -17,6 +17,7 @@ from hal.config import ModelShape
 from .build import build_module, read_model
 from .checkpoint_header import DTYPES, PACKED_BITS, StoredTensor
 from .checkpoint_index import CheckpointIndex, read_index
+from .dequantising import has_scales, quantizer_of
 from .dry_run import run_dry
 from .keys import KeyResolver, ResolvedKey, find_collisions, natural_order
 from .prefixes import find_copies, infer_prefixes
@@ -67,6 +68,8 @@ def plan_tensors(
     unclear = {target for key in keys.resolved.keys() - clear.keys() for target in keys.resolved[key].targets}
     lost = set(resolver.state) - outcome.filled - outcome.mismatched.keys() - unclear
     missing, unexpected = _missing_after_tying(lost, tied, resolver.state), tuple(sorted(keys.unexpected))
+    is_expanded = quantizer_of(module) is not None
+    plain = {key: place for key, place in keys.resolved.items() if not (is_expanded and has_scales(key, stored))}
     sources = {target: tuple(found) for target, found in sorted(assigned.items())}
     renamed = {key: place.source for key, place in keys.resolved.items() if place.source != key}
     return CheckpointPlan(
@@ -80,7 +83,7 @@ def plan_tensors(
         unexpected=unexpected,
         nearest=find_nearest(missing, unexpected, sources),
         mismatched=dict(outcome.mismatched)
-        | _other_elements(keys.resolved, stored, resolver.state)
+        | _other_elements(plain, stored, resolver.state)
         | _packed_weights(keys.unexpected, stored),
         collisions=collisions,
         tied=tied,
@@ -90,7 +93,7 @@ def plan_tensors(
         elsewhere=index.elsewhere,
         header_only=index.header_only,
         extra_files=index.extra_files,
-        stored_format=find_quantisation(module.config, index.folder, stored),
+        stored_format=None if is_expanded else find_quantisation(module.config, index.folder, stored),
         renamed=renamed,
         warnings=_warn(index, tied, assigned),
     )

@@ -20,7 +20,7 @@ FAR = 1 << 24
 
 def check_call(layer: LayerShape, module: torch.nn.Module, call: AttentionCall) -> torch.Tensor | None:
     """The sink that the module passed, or None; UnsupportedModelError for any value that the layer's shape does not hold."""
-    if call.scaling is not None and abs(call.scaling - layer.softmax_scale) > 1e-6 * abs(layer.softmax_scale):
+    if not _is_scaled(layer, call) and abs((call.scaling or 0.0) - layer.softmax_scale) > 1e-6 * abs(layer.softmax_scale):
         _refuse(layer, module, "scaling", call.scaling, f"a softmax scale of {layer.softmax_scale}")
     if call.dropout:
         _refuse(layer, module, "dropout", call.dropout, "inference without dropout")
@@ -40,6 +40,15 @@ def check_call(layer: LayerShape, module: torch.nn.Module, call: AttentionCall) 
         else:
             _check_expected(layer, module, name, value)
     return sink
+
+
+def scaled_query(layer: LayerShape, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    """The query that the layer's own scale is applied to: a module that asks for a scale of 1 has applied it already."""
+    return query / layer.softmax_scale if call.scaling == 1.0 != layer.softmax_scale else query
+
+
+def _is_scaled(layer: LayerShape, call: AttentionCall) -> bool:
+    return call.scaling is None or (call.scaling == 1.0 and layer.kind == "attention")
 
 
 def _check_expected(layer: LayerShape, module: torch.nn.Module, name: str, value: Any) -> None:

@@ -16,7 +16,7 @@ from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import dtype_name
 
 from .binding import Step, by_token
-from .checks import check_call
+from .checks import check_call, scaled_query
 from .decoders import find_decoder
 from .errors import UnsupportedModelError
 from .interface import BINDING, NAME, AttentionCall, attention_forward, make_mask, register
@@ -63,7 +63,7 @@ class ContinuousBinding:
         # The cache writes the new tokens, gives every request's keys end to end, and leaves the layer's own lengths in `paging`.
         key, value = cache.update(key_states=key, value_states=value, layer_idx=self.layer.layer_id, kwargs=paging)
         out, lse = self.calls.varlen_attention(
-            by_token(query),
+            by_token(scaled_query(self.layer, query, call)),
             by_token(key),
             by_token(value),
             paging["cu_seq_lens_q"],

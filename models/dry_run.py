@@ -16,6 +16,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from .checkpoint_header import StoredTensor
+from .dequantising import quantizer_of
 from .errors import CheckpointError, describe
 from .keys import NUMBER, KeyResolver, ResolvedKey, conversions
 
@@ -80,7 +81,7 @@ def _likeness(group: list[tuple[str, ResolvedKey]], tensors: Mapping[str, Stored
 
 def _convert(module: PreTrainedModel, pairs: list[tuple[str, ResolvedKey]], tensors: Mapping[str, StoredTensor]) -> DryRun:
     empty = {place.source: torch.empty(tensors[key].shape, dtype=tensors[key].torch_dtype, device="meta") for key, place in pairs}
-    config = LoadStateDictConfig(device_map={"": "meta"}, weight_mapping=conversions(module))
+    config = LoadStateDictConfig(device_map={"": "meta"}, weight_mapping=conversions(module), hf_quantizer=quantizer_of(module))
     with quiet_transformers():
         try:
             report = convert_and_load_state_dict_in_model(module, empty, config)[0]

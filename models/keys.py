@@ -20,10 +20,12 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from .dequantising import quantizer_of
+
 
 def conversions(module: PreTrainedModel) -> list[Any]:
     """transformers' renamings and converters for this module, fresh: they collect tensors, so each pass needs its own."""
-    return list(get_model_conversion_mapping(module))
+    return list(get_model_conversion_mapping(module, hf_quantizer=quantizer_of(module)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

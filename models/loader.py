@@ -19,6 +19,7 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 
 from .checkpoint_index import CheckpointIndex
+from .dequantising import finish_dequantising, quantizer_of
 from .dry_run import quiet_transformers
 from .errors import CheckpointError
 from .keys import KeyResolver, conversions
@@ -57,6 +58,7 @@ def load_weights(
         dtype=dtype,
         dtype_plan=module._get_dtype_plan(dtype),
         weight_mapping=conversions(module),
+        hf_quantizer=quantizer_of(module),
     )
     targets: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for target, keys in plan.assigned.items():
@@ -69,6 +71,7 @@ def load_weights(
         with poisoned_memory():
             module._finalize_model_loading(module, config, info)
     _check_nothing_left(module, plan)
+    finish_dequantising(module)
     for name in slices.zeroed:
         module.get_parameter(name).data.zero_()
     return _note_untied(module, plan)

@@ -45,7 +45,11 @@ def source_parts(resolver: KeyResolver, stored: Mapping[str, Sequence[int]], par
     converter = next((each for each in resolver.converters if set(patterns.values()) <= set(each.source_patterns)), None)
     if converter is None or len(patterns) != len(stored):
         return None
-    operations = list(converter.operations)
+    operations = [operation for operation in converter.operations if not _is_expansion(operation)]
+    if len(operations) < len(converter.operations) and len(stored) > 1:
+        return None
+    if not operations:
+        return dict.fromkeys(stored, part) if all(_fits(shape, part.dim, part.size) for shape in stored.values()) else None
     is_stack = bool(operations) and type(operations[0]) is MergeModulelist and operations[0].dim == 0
     rest = operations[1:] if is_stack else operations
     dim = part.dim - is_stack
@@ -61,6 +65,11 @@ def source_parts(resolver: KeyResolver, stored: Mapping[str, Sequence[int]], par
     else:
         found = _end_to_end(converter.source_patterns, patterns, stored, part, dim)
     return found if _all_fit(stored, found) and all(each.runs for each in found.values()) else None
+
+
+def _is_expansion(operation: Any) -> bool:
+    """Whether an operation multiplies by scales; a tensor that comes without any passes it as it is."""
+    return getattr(operation, "hf_quantizer", None) is not None
 
 
 def _end_to_end(

@@ -22,6 +22,7 @@ from .interface import AttentionCall, Binding
 from .sharding import AttentionShare, Join, Sharding, Vocabulary
 from .slices import Part
 
+INITIALISED = "_is_hf_initialized"
 SHARE = "_hal_share"
 """Attribute of an attention module that holds which heads are this rank's."""
 
@@ -140,6 +141,9 @@ def set_data(module: nn.Module, name: str, data: torch.Tensor) -> None:
     path, _, own = name.rpartition(".")
     before = module.get_parameter(name)
     after = nn.Parameter(data.to(before.dtype), requires_grad=before.requires_grad)
+    # What has no such mark, transformers draws at random when it finishes loading.
+    if getattr(before, INITIALISED, False):
+        setattr(after, INITIALISED, True)
     module.get_submodule(path)._parameters[own] = after
 
 

@@ -19,7 +19,7 @@ from hal.models import CheckpointError, Model, load
 from hal.models.build import build_module
 from hal.models.sharding import Sharding, plan_sharding
 
-from . import oracle, tiny
+from . import oracle, quantised, tiny
 
 TWO = {"num_hidden_layers": 2}
 COMMON = tiny.COMMON | TWO
@@ -98,6 +98,8 @@ def list_checks(folder: Path) -> dict[str, Callable[[], None]]:
     checks: dict[str, Callable[[], None]] = {}
     for name, case in CASES.items():
         checks[name] = lambda case=case, name=name: check_case(case, folder / name)
+    checks["fp8-deepseek-v32"] = lambda: check_quantised(quantised.write_fp8, fp8_config(), folder / "fp8")
+    checks["mxfp4-gpt-oss"] = lambda: check_quantised(quantised.write_mxfp4, tiny.gpt_oss(), folder / "mxfp4")
     checks["a-file-that-one-rank-cannot-read"] = lambda: check_failing(folder)
     checks["places-that-do-not-fit-the-group"] = lambda: check_places(folder)
     return checks
@@ -123,6 +125,23 @@ def check_case(case: Case, folder: Path) -> None:
     for prompt, generation in zip(prompts, model.generate(prompts, 6), strict=True):
         logits = oracle.eager_logits(module, [*prompt, *generation.tokens])
         assert list(generation.tokens) == logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()
+
+
+def fp8_config() -> PreTrainedConfig:
+    """Widths that blocks of 128 do not fill."""
+    return transformers.DeepseekV32Config(**(tiny.LATENT | tiny.SPARSE | TWO | {"hidden_size": 192}))
+
+
+def check_quantised(write: Callable[..., PreTrainedModel], config: PreTrainedConfig, folder: Path) -> None:
+    """Quantised files are expanded before they are divided, so that no block is cut."""
+    if dist.get_rank() == 0:
+        module = write(config, folder)
+    dist.barrier()
+    model = load(folder, device="cpu", group=dist.group.WORLD, limits=LIMITS, progress=False)
+    (tokens,) = oracle.random_prompts([23])
+    found = model.forward(torch.tensor(tokens), hal.Batch([23], [23], [model.attention.pages.allocate(2)]))
+    if dist.get_rank() == 0:
+        torch.testing.assert_close(found, oracle.eager_logits(module, tokens), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def check_share(model: Model, module: PreTrainedModel, case: Case) -> None:
