@@ -115,3 +115,16 @@ def test_slots_go_where_the_definition_puts_them(name: str, storage: StorageCase
         reference.write_rows(other, given, parts)
         elements = [one.storage.untyped_storage() for one in (cache, other)]
         assert bytes(elements[0].tolist()) == bytes(elements[1].tolist())
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_cache_without_pages_holds_no_token(name: str) -> None:
+    layout = LAYOUTS[name]
+    cache = KVCache(torch.zeros(0, PAGE, layout.width, dtype=torch.uint8), layout, PAGE, PAGE)
+    rows = torch.tensor([-1, 0, PAGE], dtype=torch.int32)
+    assert [part.shape[0] for part in CPU.gather_cache(cache, rows)] == [3] * len(layout.parts)
+    assert not any(part.any() for part in CPU.gather_cache(cache, rows))
+    if name != "compressed":
+        ints = [torch.tensor(given, dtype=torch.int32) for given in ([0, 2], [5], [[0]])]
+        scores = CPU.index_scores(torch.ones(2, 3, 32), torch.ones(2, 3), cache, PagedBatch(*ints, 2, 5))
+        assert scores.isneginf().all()
