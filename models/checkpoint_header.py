@@ -61,12 +61,13 @@ OTHER_FORMATS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """One tensor as its file's header declares it; dtype is safetensors' name ("BF16"), num_bytes what it takes there."""
+    """One tensor as its file's header declares it; dtype is safetensors' name ("BF16"), offset where its bytes begin."""
 
     name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    offset: int = 0
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -101,7 +102,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         ) from error
     if len(text) < length:
         raise _damaged(file, f"it ended after {len(text):,} of the {length:,} bytes of its header, so something is writing to it")
-    tensors, places = _read_entries(file, _parse(file, text))
+    tensors, places = _read_entries(file, _parse(file, text), 8 + length)
     _check_places(file, places, size - 8 - length)
     return tensors
 
@@ -154,7 +155,7 @@ def is_text(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def _read_entries(file: Path, header: dict[str, Any]) -> tuple[dict[str, StoredTensor], list[tuple[int, int, str]]]:
+def _read_entries(file: Path, header: dict[str, Any], data: int) -> tuple[dict[str, StoredTensor], list[tuple[int, int, str]]]:
     tensors: dict[str, StoredTensor] = {}
     places: list[tuple[int, int, str]] = []
     for name, entry in header.items():
@@ -174,7 +175,7 @@ def _read_entries(file: Path, header: dict[str, Any]) -> tuple[dict[str, StoredT
             ) from error
         if dtype not in DTYPES and dtype not in PACKED_BITS:
             raise CheckpointError(f"{file}: {name!r} is stored as {dtype}; known: {', '.join((*DTYPES, *PACKED_BITS))}")
-        tensor = StoredTensor(name=name, file=file, shape=shape, dtype=dtype)
+        tensor = StoredTensor(name=name, file=file, shape=shape, dtype=dtype, offset=data + begin)
         if end - begin != tensor.num_bytes:
             raise _damaged(
                 file, f"{name!r} ({dtype} {list(shape)}) takes {tensor.num_bytes:,} bytes and is given {end - begin:,}"

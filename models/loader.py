@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
@@ -27,6 +26,7 @@ from .merging import SlicedTensor, source_parts
 from .poison import find_poisoned, poisoned_memory
 from .ranks import set_data
 from .slices import Slices
+from .tensor_file import open_tensors
 from .verdict import CheckpointPlan
 
 SMALLEST_PORTION = 16 * 2**20
@@ -129,11 +129,14 @@ def _load_in_portions(source: _Source, config: LoadStateDictConfig, progress: bo
 def _load_portion(source: _Source, config: LoadStateDictConfig, groups: Sequence[tuple[str, ...]]) -> Any:
     index, plan = source.index, source.plan
     has_merges = any(len(keys) > 1 for keys in groups)
-    # A file's pages stay with the process for as long as it is open, so each portion opens its own.
     with ExitStack() as files, _reading_in_turn() if has_merges else nullcontext():
         paths = dict.fromkeys(index.tensors[key].file for keys in groups for key in keys)
-        handles = {path: files.enter_context(safe_open(path, framework="pt")) for path in paths}
-        slices = {plan.renamed.get(key, key): handles[index.tensors[key].file].get_slice(key) for keys in groups for key in keys}
+        handles = {path: files.enter_context(open_tensors(path)) for path in paths}
+        slices = {
+            plan.renamed.get(key, key): handles[index.tensors[key].file].get_slice(index.tensors[key])
+            for keys in groups
+            for key in keys
+        }
         with _whole_where_converted(source, slices, groups):
             return convert_and_load_state_dict_in_model(source.module, slices, config)[0]
 
