@@ -133,7 +133,10 @@ class Attention:
 
     @property
     def lost_tokens(self) -> int:
-        """Tokens of device batches, so far, that were written nowhere: without a page of the pool, or of an impossible length.
+        """Tokens of device batches, so far, that were written nowhere.
+
+        They have no page of the pool, an impossible length, a page that several requests hold, which is read-only, or the place
+        of an earlier token of the step.
 
         Reading it waits for the device; HAL_DEBUG=1 makes build() raise BatchError instead of counting.
         """

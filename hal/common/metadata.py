@@ -12,15 +12,17 @@ from .batch import Batch
 from .building.assemble import Assembler
 from .building.block_ids import make_rules
 from .building.chunks import plan_scores, spread_scores
-from .building.device_findings import find_mistake, find_shared_write, find_wrong_hint, hide_requests
+from .building.device_findings import find_mistake, find_wrong_hint, hide_requests
 from .building.fill import HostStep, arrange, fill_from_host, see_device_batch
 from .building.fill_device import fill_from_device
 from .building.fill_rows import fill_rows
 from .building.mla_runs import plan_runs
 from .building.regions import ALIGNMENT, decompressed_kinds, list_regions
 from .building.row_rules import RowRule, row_rules
+from .building.shared_pages import SharedPages
 from .building.staging import Staging
 from .building.validation import check_batch, check_counts, check_device_batch
+from .building.writes import find_repeated_pages, find_wrong_write
 from .dcp.bounds import ShardBounds
 from .device_batch import DeviceBatch
 from .environment import read_variable
@@ -61,6 +63,7 @@ class MetadataBuilder:
         self._is_on_host = self._device_type == "cpu"
         # A table that is read in place is left as it is: no page before its live columns can be made -1 there.
         self._reads_in_place = self._is_on_host and not any(rule.reach for rule in self.rules.groups)
+        self._shared_pages = SharedPages(torch_device)
         self._lost_tokens = torch.zeros((), dtype=torch.int64, device=torch_device)
         self._lost_pages = torch.zeros((), dtype=torch.int64, device=torch_device)
 
@@ -132,7 +135,9 @@ class MetadataBuilder:
         first_prefill = num_tokens if first == num_reqs else sum(query_lens[:first])
         decode = self._host_phase("decode", query_lens[:first], seq_lens[:first], 0, 0, order is None, at_least)
         prefill = self._host_phase("prefill", query_lens[first:], seq_lens[first:], first, first_prefill, order is None, at_least)
-        longest = (max(query_lens, default=0), max(at_least, max(seq_lens, default=0)))
+        phases = [each for each in (decode, prefill) if each is not None]
+        longest_query = max((each.batches[0].max_query_len for each in phases), default=0)
+        longest = (longest_query, max(at_least, max(seq_lens, default=0)))
         metadata = self._assembler.assemble(
             self, self.step_id, (num_reqs, num_tokens), padded, first, longest, order is None, decode, prefill
         )
@@ -167,7 +172,10 @@ class MetadataBuilder:
             self._staging.host["num_counted"][0] = 0
             self._staging.upload()
             # After the upload, which would overwrite what is computed on the device.
-            lost = fill_from_device(batch, self._staging.device, plan.block_size, self.rules, first, decode_tokens, plan.parallel)
+            shared = [self._shared_pages.see(rule.pool) for rule in self.rules.groups]
+            lost = fill_from_device(
+                batch, self._staging.device, plan.block_size, self.rules, first, decode_tokens, plan.parallel, shared
+            )
             fill_rows(self._row_rules, self._staging.device, plan.block_size, True, *counts)
             self._lost_tokens += lost.tokens
             self._lost_pages += lost.pages.sum()
@@ -185,7 +193,10 @@ class MetadataBuilder:
         step = see_device_batch(batch, num_decodes)
         mistake = find_mistake(batch, step, self.rules, decode_tokens)
         if is_debugged:
-            mistake = mistake or find_wrong_hint(batch, step) or find_shared_write(step, self.rules)
+            mistake = mistake or find_wrong_hint(batch, step)
+        mistake = mistake or find_wrong_write(step, self.rules)
+        if is_debugged:
+            mistake = mistake or find_repeated_pages(step.block_tables, step.query_lens, step.seq_lens, self.rules)
             if mistake is not None:
                 raise BatchError(mistake)
         return step if mistake is None else None

@@ -17,6 +17,7 @@ class PagePool:
     """Page ids 0 to num_pages - 1, handed out once and counted; page i is page i of every cache that the pool serves.
 
     num_shared: pages with more than one holder. is_shared: bool [num_pages], True for those; nobody may write to them.
+    version: grows whenever any of it changes.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -24,6 +25,7 @@ class PagePool:
         self._free = list(range(num_pages))
         self._holders = [0] * num_pages
         self.num_shared = 0
+        self.version = 0
         self.is_shared: npt.NDArray[np.bool_] = np.zeros(num_pages, np.bool_)
 
     @property
@@ -97,6 +99,7 @@ class PagePool:
     def _mark_shared(self, page: int, is_shared: bool) -> None:
         self.is_shared[page] = is_shared
         self.num_shared += 1 if is_shared else -1
+        self.version += 1
 
 
 def make_pools(blocks: Sequence[int], *, is_single: bool) -> tuple[PagePool, ...]:

@@ -168,26 +168,3 @@ def forget_blocks(table: Ints, stop: int, num_blocks: int) -> None:
     # One more makes 0 of -1, which may stay.
     if ids.size and int((ids + np.uint32(1)).max()) > num_blocks:
         ids[ids >= num_blocks] = np.uint32(2**32 - 1)
-
-
-def describe_shared_write(table: Ints, query_lens: Ints, seq_lens: Ints, pool: PagePool, tokens_per_page: int) -> str | None:
-    """A sentence on the first new token that would be written to a page which several requests hold; None where none is.
-
-    table: every id that a request reads is a page of the pool.
-    """
-    if not pool.num_shared:
-        return None
-    first = (seq_lens - query_lens) // tokens_per_page
-    counts = np.where(query_lens > 0, (seq_lens - 1) // tokens_per_page - first + 1, 0)
-    request = np.repeat(np.arange(len(counts)), counts)
-    column = np.arange(len(request)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-    held = np.flatnonzero(pool.is_shared[table[request, column]])
-    if not held.size:
-        return None
-    row, page_column = int(request[held[0]]), int(column[held[0]])
-    page = int(table[row, page_column])
-    position = max(int(seq_lens[row] - query_lens[row]), page_column * tokens_per_page)
-    return (
-        f"request {row} would write position {position} to page {page}, which is held {pool.holders(page)} times; a shared page "
-        "is read-only: share full pages only, and let a request write to pages of its own"
-    )

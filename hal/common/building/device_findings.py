@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, holds_strangers, live_stops
+from .block_ids import TableRule, TableRules, find_wrong_block, holds_strangers, live_stops
 
 if TYPE_CHECKING:
     from hal.common.device_batch import DeviceBatch
@@ -81,18 +81,6 @@ def _find_wrong_slot(step: HostStep, rules: TableRules) -> str | None:
         if len(values) and int(values.max()) >= count:
             token = int(values.argmax())
             return f"token {token} has slot {values[token]}; slots are -1 or 0 to {count - 1}"
-    return None
-
-
-def find_shared_write(step: HostStep, rules: TableRules) -> str | None:
-    """A sentence on the first new token whose page several requests hold, in pools of hal's own; None where there is none."""
-    if step.slots is not None:
-        return None
-    for table, rule in zip(step.block_tables, rules.for_tables(len(step.block_tables)), strict=True):
-        if rule.pool.num_shared:
-            mistake = describe_shared_write(table, step.query_lens, step.seq_lens, rule.pool, rules.tokens_per_page)
-            if mistake is not None:
-                return mistake
     return None
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from hal.common.device_batch import DeviceBatch
 from hal.common.parallel import Parallel, local_position, owner
+from hal.common.repeats import forget_repeats
 
 from .block_ids import TableRules
 from .device_findings import drop_ids, drop_requests
@@ -33,12 +34,14 @@ def fill_from_device(
     num_decodes: int,
     decode_tokens: int,
     parallel: Parallel,
+    shared: Sequence[torch.Tensor | None],
 ) -> Lost:
     """Write a device batch into the device arrays; what was lost on the way.
 
     A token without a page of the pool, one that belongs to no request and one that another DCP rank owns get slot -1; an id
     that is no page of the pool becomes -1; a request whose length cannot be is as if it had none, and so are all where it is
-    not clear whose a token is. Nothing is read back.
+    not clear whose a token is. A token on a page that several requests hold, by shared, bool [pages] of each group or None, and
+    one whose place an earlier token of the step takes get slot -1 too. Nothing is read back.
     """
     requests, tokens = batch.num_reqs, batch.num_tokens
     starts = arrays["starts"][: requests + 1].copy_(batch.query_start_loc)
@@ -62,7 +65,7 @@ def fill_from_device(
     arrays["decode_starts"][: num_decodes + 1] = starts[: num_decodes + 1]
     torch.clamp(starts[num_decodes:] - decode_tokens, min=0, out=arrays["prefill_starts"][: requests - num_decodes + 1])
     lost_pages = _fill_tables(batch, arrays, rules)
-    has_slot = _fill_slots(batch, arrays, block_size, rules, is_placed, parallel)
+    has_slot = _fill_slots(batch, arrays, block_size, rules, is_placed, parallel, shared)
     is_claimed = index < batch.query_start_loc[-1]
     return Lost(tokens=(is_claimed & ~has_slot).sum(), pages=lost_pages)
 
@@ -89,10 +92,12 @@ def _fill_slots(
     rules: TableRules,
     is_placed: torch.Tensor,
     parallel: Parallel,
+    shared: Sequence[torch.Tensor | None],
 ) -> torch.Tensor:
     """Fill every group's slots; bool [tokens], whether a token that should be written can be, in every group."""
     requests, tokens = batch.num_reqs, batch.num_tokens
     req_id, index = arrays["req_id"][:tokens], arrays["positions"][:tokens]
+    place = index % rules.tokens_per_page
     is_own = None
     if parallel.dcp > 1:
         is_own = owner(index, parallel) == parallel.dcp_rank
@@ -104,6 +109,7 @@ def _fill_slots(
         if batch.slot_mapping is not None:
             given = batch.slot_mapping[group if len(batch.slot_mapping) > 1 else 0]
             is_slot = is_placed & (given < num_blocks * block_size)
+            is_slot = is_slot & ((given < 0) | _is_free(given, is_slot, block_size, shared[group]))
             slots.copy_(torch.where(is_slot, given, -1))
             has_slot = has_slot & is_slot
             continue
@@ -114,7 +120,15 @@ def _fill_slots(
             continue
         block = tables[req_id, page.clamp(max=columns - 1)]
         usable = is_placed & (block >= 0) & (block < num_blocks) & (page < columns)
+        usable = usable & _is_free(block.long() * rules.tokens_per_page + place, usable, rules.tokens_per_page, shared[group])
         has_slot = has_slot & usable
         is_written = usable if is_own is None else usable & is_own
         slots.copy_(torch.where(is_written, block.long() * block_size + index % block_size, -1))
     return has_slot
+
+
+def _is_free(place: torch.Tensor, is_used: torch.Tensor, page_rows: int, shared: torch.Tensor | None) -> torch.Tensor:
+    """bool [tokens], whether a token may be written to its place, int64 page * page_rows + row, where it is used at all."""
+    used = torch.where(is_used, place, -1)
+    is_free = forget_repeats(used[None])[0] == used
+    return is_free if shared is None else is_free & ~shared[(used.clamp(min=0) // page_rows).clamp(max=shared.shape[0] - 1)]

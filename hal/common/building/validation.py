@@ -8,10 +8,12 @@ import numpy.typing as npt
 
 from hal.common.batch import Batch
 from hal.common.device_batch import DeviceBatch
+from hal.common.environment import read_variable
 from hal.common.errors import BatchError
 from hal.common.limits import Limits
 
-from .block_ids import TableRule, TableRules, describe_shared_write, find_wrong_block, holds_strangers, live_stops
+from .block_ids import TableRule, TableRules, find_wrong_block, holds_strangers, live_stops
+from .writes import describe_wrong_write, find_repeated_pages
 
 
 def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: bool = True) -> None:
@@ -24,10 +26,16 @@ def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: 
     _check_padding(batch, limits)
     for table, rule in zip(batch.block_tables, rules.for_tables(len(batch.block_tables)), strict=True):
         _check_table(batch, table, longest, rule, rules.tokens_per_page)
-        if is_written and rule.pool.num_shared:
-            mistake = describe_shared_write(table, batch.query_lens, batch.seq_lens, rule.pool, rules.tokens_per_page)
+        if is_written:
+            mistake = describe_wrong_write(
+                table, batch.query_lens, batch.seq_lens, rule.pool, rules.tokens_per_page, batch.num_tokens
+            )
             if mistake is not None:
                 raise BatchError(mistake)
+    if read_variable("HAL_DEBUG") == "1" and is_written:
+        mistake = find_repeated_pages(batch.block_tables, batch.query_lens, batch.seq_lens, rules)
+        if mistake is not None:
+            raise BatchError(mistake)
 
 
 def check_counts(num_reqs: int, num_tokens: int, limits: Limits) -> None:
