@@ -19,8 +19,11 @@ class SlicedTensor:
         self._source, self._part, self._shape = source, part, shape
 
     def __getitem__(self, _everything: Any) -> torch.Tensor:
-        """The part; whatever is asked for, which is everything."""
-        return self._part.take(self._source, self._shape)
+        """The part, dense; whatever is asked for, which is everything.
+
+        A part of the columns would otherwise stay a view of the file, and its rows far apart in it.
+        """
+        return self._part.take(self._source, self._shape).contiguous()
 
     def get_shape(self) -> list[int]:
         """The part's shape."""

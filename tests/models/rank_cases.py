@@ -150,6 +150,7 @@ def check_share(model: Model, module: PreTrainedModel, case: Case) -> None:
     sharding = plan_sharding(module, shape, case.place(dist.get_rank()))
     expected = {name: sharding.slices.shape(name, tensor.shape) for name, tensor in module.named_parameters()}
     assert {name: tuple(tensor.shape) for name, tensor in model.module.named_parameters()} == expected
+    assert all(tensor.is_contiguous() for tensor in model.module.parameters())
     if case.parallel.get("tp", 1) > 1:
         assert sharding.slices.parts
     assert (
