@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -169,15 +170,47 @@ def attend_tile(
 
     A hidden block's bias broadcasts to [kv_heads, group, queries, its columns]. Queries that see no key give 0 and -inf.
     """
+    result, lse = _attend_tile(q, k, v, hidden, softcap, need_lse, may_be_empty)
+    # Adding -inf and a weight of zero keep finite keys and values out and no others; the sum tells whether there were such.
+    if hidden and not math.isfinite(float(result.sum())):
+        return _attend_tile(q, k, v, hidden, softcap, need_lse, may_be_empty, has_infinite=True)
+    return result, lse
+
+
+def _attend_tile(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    hidden: Sequence[HiddenBlock],
+    softcap: float | None,
+    need_lse: bool,
+    may_be_empty: bool,
+    has_infinite: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     num_kv_heads, group, num_queries, _ = q.shape
     scores = torch.bmm(q.reshape(num_kv_heads, group * num_queries, -1), k.transpose(1, 2))
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores.unflatten(1, (group, num_queries))
     for columns, bias in hidden:
-        scores[..., columns].add_(bias)
+        if has_infinite:
+            scores[..., columns].masked_fill_(bias < 0, float("-inf"))
+        else:
+            scores[..., columns].add_(bias)
     weights, lse = normalise(scores, need_lse, may_be_empty)
-    return torch.bmm(weights.flatten(1, 2), v).unflatten(1, (group, num_queries)), lse
+    sum_values = _sum_seen if has_infinite else torch.bmm
+    return sum_values(weights.flatten(1, 2), v).unflatten(1, (group, num_queries)), lse
+
+
+def _sum_seen(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """weights @ values where a weight of zero keeps NaN and infinities out, too; finite rows are torch.bmm's bit for bit."""
+    result = torch.bmm(weights, values.nan_to_num(0.0, 0.0, 0.0))
+    counts = (weights != 0).to(weights.dtype)
+    for limit in (float("inf"), float("-inf")):
+        # NaN is both, and inf - inf is NaN.
+        is_reached = torch.bmm(counts, ((values == limit) | values.isnan()).to(weights.dtype)) > 0
+        result = torch.where(is_reached, result + limit, result)
+    return result
 
 
 def normalise(scores: torch.Tensor, need_lse: bool, may_be_empty: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -66,10 +66,16 @@ class Aiter(VendorBackend, ROCmTriton):
         from .aiter_calls import build_unified_call
 
         width = check_paged(q, cache, batch, out)
-        if need_lse or chunk is not None or not causal or cache.layout.name != "kv":
+        if need_lse or (window, chunk) != (None, None) or not causal or cache.layout.name != "kv":
             raise BackendError(
                 f"{self.name} attends causally over K and V pages and returns no LSE; this call has need_lse={need_lse}, "
-                f"chunk={chunk}, causal={causal}, layout {cache.layout.name!r}: selection gives such layers to another"
+                f"window={window}, chunk={chunk}, causal={causal}, layout {cache.layout.name!r}: selection gives such layers to "
+                "another"
+            )
+        if batch.max_query_len > 1:
+            raise BackendError(
+                f"{self.name} attends one query a request; this call has up to {batch.max_query_len}: selection gives prefill "
+                "and drafted tokens to another"
             )
         if not q.shape[0] or not batch.seq_lens.shape[0]:
             return empty_results(q, width, False, out)
@@ -87,7 +93,6 @@ class Aiter(VendorBackend, ROCmTriton):
             readable_table(batch, cache.num_pages),
             result,
             softmax_scale=softmax_scale,
-            window=window,
             softcap=softcap,
         )
         self.resolver.call(call)

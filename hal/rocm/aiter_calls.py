@@ -58,7 +58,6 @@ def build_unified_call(
     out: torch.Tensor,
     *,
     softmax_scale: float,
-    window: int | None,
     softcap: float | None,
 ) -> VendorCall:
     """Causal attention of q [tokens, heads, head_dim] over pages k, v [pages, page, kv_heads, head_dim], written to out."""
@@ -73,8 +72,7 @@ def build_unified_call(
         "max_seqlen_k": batch.max_seq_len,
         "softmax_scale": softmax_scale,
         "causal": True,
-        # The window as keys to the left and to the right of the query's own.
-        "window_size": (-1, -1) if window is None else (window - 1, 0),
+        "window_size": (-1, -1),
         "block_table": block_table,
         "softcap": softcap or 0.0,
         "q_descale": None,

@@ -63,6 +63,7 @@ def start_loc(lengths: tuple[int, ...]) -> torch.Tensor:
 
 MIXED = BatchCase(id="mixed", query_lens=(4, 1, 9, 1), seq_lens=(4, 20, 9, 33))
 DECODE = BatchCase(id="decode", query_lens=(1, 1, 1), seq_lens=(5, 34, 1))
+MORE_QUERIES_THAN_KEYS = BatchCase(id="more_queries_than_keys", query_lens=(3, 2), seq_lens=(2, 7))
 BATCHES = (
     MIXED,
     DECODE,
@@ -71,8 +72,9 @@ BATCHES = (
     BatchCase(id="chunked_context", query_lens=(3, 5), seq_lens=(19, 37)),
     BatchCase(id="zero_length_requests", query_lens=(0, 3, 0, 1, 0), seq_lens=(0, 3, 6, 8, 0)),
     BatchCase(id="no_keys", query_lens=(1, 2, 1), seq_lens=(0, 4, 0)),
-    BatchCase(id="more_queries_than_keys", query_lens=(3, 2), seq_lens=(2, 7)),
+    MORE_QUERIES_THAN_KEYS,
     BatchCase(id="padded", query_lens=(1, 2, 0), seq_lens=(9, 6, 0), padded_tokens=3),
+    BatchCase(id="mostly_padding", query_lens=(1,), seq_lens=(5,), padded_tokens=20),
     BatchCase(id="loose_maxima", query_lens=(1, 2), seq_lens=(9, 6), slack=11),
     BatchCase(id="single_token", query_lens=(1,), seq_lens=(1,)),
     BatchCase(id="zero_requests", query_lens=(), seq_lens=()),

@@ -347,3 +347,79 @@ class AppliesSinkTwice(ReferenceBackend):
 class IgnoresSink(ReferenceBackend):
     def apply_sink(self, out, lse, sink):
         return out
+
+
+def nothing_of(*tensors):
+    """Zero, unless one of the values is NaN or infinite: what a weight of zero makes of them."""
+    return sum(0 * tensor.float().sum() for tensor in tensors)
+
+
+class LeaksHiddenKeys(ReferenceBackend):
+    def paged_attention(self, q, cache, batch, **kwargs):
+        out, lse = super().paged_attention(q, cache, batch, **kwargs)
+        starts = batch.query_start_loc.tolist()
+        for request, length in enumerate(batch.seq_lens.tolist()):
+            keys = reference.paged.read_keys(cache, batch.block_table[request].tolist(), length)
+            out[starts[request] : starts[request + 1]] += nothing_of(*keys)
+        return out, lse
+
+
+class LeaksKeysBeforeTheWindow(ReferenceBackend):
+    def paged_attention(self, q, cache, batch, *, window=None, **kwargs):
+        out, lse = super().paged_attention(q, cache, batch, window=window, **kwargs)
+        for token, length in zip(batch.query_start_loc[1:].tolist(), batch.seq_lens.tolist(), strict=True):
+            request = batch.query_start_loc.tolist().index(token) - 1
+            keys = reference.paged.read_keys(cache, batch.block_table[request].tolist(), length)
+            first = max(0, length - (window or length)) // 16 * 16
+            out[token - 1] += nothing_of(*(part[first:] for part in keys))
+        return out, lse
+
+
+class LeaksOtherChunks(LeaksHiddenKeys):
+    pass
+
+
+class LeaksKeysOutsideRanges(LeaksHiddenKeys):
+    pass
+
+
+class KeepsWhatEmptyRowsHold(ReferenceBackend):
+    def apply_sink(self, out, lse, sink):
+        return super().apply_sink(out, lse, sink) + 0 * out
+
+
+class LeaksHiddenValues(ReferenceBackend):
+    def varlen_attention(self, q, k, v, q_start_loc, k_start_loc, *args, **kwargs):
+        out, lse = super().varlen_attention(q, k, v, q_start_loc, k_start_loc, *args, **kwargs)
+        return out.add_(nothing_of(v[: int(k_start_loc[-1])])), lse
+
+
+class LeaksHiddenLogits(ReferenceBackend):
+    def varlen_attention(self, q, k, v, q_start_loc, k_start_loc, *args, **kwargs):
+        out, lse = super().varlen_attention(q, k, v, q_start_loc, k_start_loc, *args, **kwargs)
+        return out, lse if lse is None else lse + nothing_of(k[: int(k_start_loc[-1])])
+
+
+class LeaksUnlistedRows(ReferenceBackend):
+    def sparse_mla(self, q, segments, **kwargs):
+        out, lse = super().sparse_mla(q, segments, **kwargs)
+        for cache, rows, _ in segments:
+            listed = rows[rows >= 0].unique()
+            out += nothing_of(*self.gather_cache(cache, listed))
+        return out, lse
+
+
+class ScoresLeakLaterKeys(ReferenceBackend):
+    def index_scores(self, iq, weights, cache, batch, chunk=None):
+        scores = super().index_scores(iq, weights, cache, batch, chunk)
+        for request, length in enumerate(batch.seq_lens.tolist()):
+            tokens = slice(int(batch.query_start_loc[request]), int(batch.query_start_loc[request + 1]))
+            table = batch.block_table[request].tolist()
+            scores[tokens] += nothing_of(*reference.caches.read_request(cache, table, length))
+        return scores
+
+
+class GathersNeighbours(ReferenceBackend):
+    def gather_cache(self, cache, rows):
+        parts, neighbours = super().gather_cache(cache, rows), super().gather_cache(cache, rows.clamp(min=0) + 1)
+        return tuple(part + nothing_of(*neighbours).to(part.dtype) for part in parts)

@@ -68,6 +68,16 @@ FOUND_BY = {
     broken.RoundsTheIdentity: ("merge_states", "identity"),
     broken.AppliesSinkTwice: ("apply_sink", "float32"),
     broken.IgnoresSink: ("apply_sink", "float32"),
+    broken.KeepsWhatEmptyRowsHold: ("apply_sink", "float32"),
+    broken.LeaksHiddenKeys: ("paged_attention", "later_tokens-unseen"),
+    broken.LeaksKeysBeforeTheWindow: ("paged_attention", "behind_window-unseen"),
+    broken.LeaksOtherChunks: ("paged_attention", "other_chunk-unseen"),
+    broken.LeaksKeysOutsideRanges: ("paged_attention", "outside_range-unseen"),
+    broken.LeaksHiddenValues: ("varlen_attention", "later_tokens-unseen"),
+    broken.LeaksHiddenLogits: ("varlen_attention", "unselected_keys-unseen"),
+    broken.LeaksUnlistedRows: ("sparse_mla", "unlisted_rows-unseen"),
+    broken.ScoresLeakLaterKeys: ("index_scores", "later_tokens-unseen"),
+    broken.GathersNeighbours: ("gather_cache", "other_rows-unseen"),
 }
 ONLY_IN_FULL = {"past_2_to_31"}
 

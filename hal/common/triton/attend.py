@@ -143,16 +143,20 @@ def plan_parts(machine: Machine, tile: Tile, queries: Queries, keys: Keys, mask:
     return count_parts(machine, max(programs, -(-rows * tile.num_c // tile.block_m)), -(-longest // tile.block_n))
 
 
-def attend_launch(tile: Tile, queries: Queries, keys: Keys, mask: Mask, softmax_scale: float, results: Results) -> Launch:
-    """One pass over the keys."""
+def attend_launch(
+    tile: Tile, queries: Queries, keys: Keys, mask: Mask, softmax_scale: float, results: Results, repairs: bool = False
+) -> Launch:
+    """One pass over the keys, or the pass after it that repairs what keys made infinite that a query does not see."""
     q, out, lse, widths = queries.q, results.out, results.lse, keys.widths
     shares_value = not widths.value and tile.num_c == 1
     is_paged = keys.table is not None
+    group = q.shape[1] // keys.kv_heads
+    tokens = _tokens_of_tile(tile, group) if repairs else 0
     table = keys.table if is_paged else queries.start_loc
     return Launch(
         kernel="attend:attend_keys",
         grid=(
-            _row_tiles(tile, queries, keys) * keys.kv_heads * tile.num_c,
+            _row_tiles(tile, queries, keys) * keys.kv_heads * tile.num_c * max(1, tokens),
             queries.num_requests + 1,
             out.shape[0],
         ),
@@ -192,7 +196,7 @@ def attend_launch(tile: Tile, queries: Queries, keys: Keys, mask: Mask, softmax_
             "IS_PAGED": is_paged,
             "PAGE": keys.page,
             "KV_HEADS": keys.kv_heads,
-            "GROUP": q.shape[1] // keys.kv_heads,
+            "GROUP": group,
             "MAIN": widths.main,
             "REST": widths.rest,
             "VALUE": keys.value,
@@ -209,6 +213,7 @@ def attend_launch(tile: Tile, queries: Queries, keys: Keys, mask: Mask, softmax_
             "BLOCK_R": widths.block_rest,
             "BLOCK_V": widths.block_value or tile.block_c,
             "NUM_V": tile.num_c,
+            "TOKENS": tokens,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -291,13 +296,29 @@ def _attend(
     parts = plan_parts(machine, tile, queries, keys, mask)
     if parts == 1:
         results = Results(out=out[None], lse=None if lse is None else lse[None])
-        run(attend_launch(tile, queries, keys, mask, softmax_scale, results))
+        for repairs in attend_passes(tile, queries, keys, mask):
+            run(attend_launch(tile, queries, keys, mask, softmax_scale, results, repairs))
         return out, lse
     partial = q.new_empty((parts, *out.shape), dtype=torch.float32)
     partial_lse = q.new_empty((parts, *out.shape[:2]), dtype=torch.float32)
-    run(attend_launch(tile, queries, keys, mask, softmax_scale, Results(out=partial, lse=partial_lse)))
+    for repairs in attend_passes(tile, queries, keys, mask):
+        run(attend_launch(tile, queries, keys, mask, softmax_scale, Results(out=partial, lse=partial_lse), repairs))
     run(join_launch(partial, partial_lse, out, lse))
     return out, lse
+
+
+def attend_passes(tile: Tile, queries: Queries, keys: Keys, mask: Mask) -> tuple[bool, ...]:
+    """Whether a pass repairs, pass by pass: there is nothing to repair where all of a tile's rows see the same keys."""
+    tokens = min(queries.max_len, _tokens_of_tile(tile, queries.q.shape[1] // keys.kv_heads))
+    sees_alike = tokens <= 1 or not (mask.causal or mask.window is not None or mask.chunk is not None)
+    return (False,) if sees_alike else (False, True)
+
+
+def _tokens_of_tile(tile: Tile, group: int) -> int:
+    """The most tokens whose rows lie in one tile, which may begin between those of one."""
+    if tile.block_m % group == 0 or group % tile.block_m == 0:
+        return max(1, tile.block_m // group)
+    return (tile.block_m - 2) // group + 2
 
 
 def _row_tiles(tile: Tile, queries: Queries, keys: Keys) -> int:

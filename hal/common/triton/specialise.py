@@ -12,7 +12,7 @@ from hal.common.reason import Reason
 from hal.common.request import Request
 from hal.config.sizes import kv_heads_on_rank
 
-from .attend import Keys, Mask, Queries, Results, attend_launch, listed_keys, paged_keys
+from .attend import Keys, Mask, Queries, Results, attend_launch, attend_passes, listed_keys, paged_keys
 from .cache import read_launch, write_launch
 from .launch import Launch
 from .merge import join_launch, merge_launch, sink_launch
@@ -119,8 +119,8 @@ def _attend_launches(machine: Machine, queries: Queries, keys: Keys, mask: Mask,
     tile = choose_tile(machine, keys.call, keys.widths, dtype, rows)
     if isinstance(tile, Reason):
         return
-    for results in _results(dtype, tokens, heads, keys.value):
-        yield attend_launch(tile, queries, keys, mask, scale, results)
+    for results, repairs in product(_results(dtype, tokens, heads, keys.value), attend_passes(tile, queries, keys, mask)):
+        yield attend_launch(tile, queries, keys, mask, scale, results, repairs)
 
 
 def _sparse_launches(machine: Machine, request: Request, layout: Layout) -> Iterator[Launch]:

@@ -21,7 +21,8 @@ class KernelFacts:
     head_counts: query heads it is compiled for, others are padded up to the next. Values are as wide as keys but for
     width_pairs, (key, value); pads_values: narrower ones are padded. ropes, min_lora, max_lora: latent caches. block_sizes:
     page sizes, of which the last stands for its multiples too. max_gathered_heads: the most heads of a whole DCP group.
-    flag: an attribute of the module that is true where the kernels are really there.
+    max_query_len: the most queries of one request. flag: an attribute of the module that is true where the kernels are really
+    there.
     """
 
     name: str
@@ -40,6 +41,7 @@ class KernelFacts:
     head_counts: tuple[int, ...] = ()
     max_heads: int | None = None
     max_gathered_heads: int | None = None
+    max_query_len: int | None = None
     head_dims: tuple[int, ...] = ()
     max_head_dim: int | None = None
     width_pairs: tuple[tuple[int, int], ...] = ()

@@ -98,6 +98,8 @@ def _limit_reasons(
         if not kernel.takes_block_size(size):
             yield Reason("block_size", size, describe_block_sizes(kernel), _suggest_block_size(kernel, request))
     yield from _mask_reasons(kernel, request)
+    if kernel.max_query_len is not None and request.num_spec_tokens >= kernel.max_query_len:
+        yield Reason("spec_decode", request.num_spec_tokens, f"at most {kernel.max_query_len - 1}")
     cause = _why_lse(call, request)
     if cause and not kernel.lse:
         with_lse = next((row for row in able if row.lse), None)

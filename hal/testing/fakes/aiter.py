@@ -1,4 +1,7 @@
-"""AITER: MLA over CSR lists that leaves its LSE unwritten unless it can be asked for, and causal attention over pages."""
+"""AITER: MLA over CSR lists that leaves its LSE unwritten unless it can be asked for, and causal attention over pages.
+
+Attention over pages multiplies each value of a tile, those of keys that a query does not see by zero, as the real kernel does.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ import torch
 from .attend import Rule, attend_batch, read_pages, require, require_dense_heads, require_dtype, require_int32
 
 HEADS = (16, 128)
+# Rows of a block of queries, each a head of a token, and the most tokens of a tile of keys.
+BLOCK_ROWS, LARGEST_TILE = 16, 64
 
 
 def make_library(arch: str, release: str) -> Mapping[str, Callable[..., object]]:
     """The library on an arch; which of its two signatures a function has is the recorded release's."""
-    del release
 
     def mla_decode(a: SimpleNamespace) -> object:
         _require_mla(arch, a)
@@ -78,9 +82,35 @@ def make_library(arch: str, release: str) -> Mapping[str, Callable[..., object]]
             empty_out=math.nan,
         )
         a.out.copy_(out)
+        _multiply_hidden_values(a, rule, _tile_size(a, release))
         return None
 
     return {"mla_decode_fwd": mla_decode, "unified_attention": unified}
+
+
+def _tile_size(a: SimpleNamespace, release: str) -> int:
+    """Keys of a tile: for a whole prompt the most, for a decode no more than a page, in the published wheel a page exactly."""
+    page: int = a.k.shape[1]
+    if a.max_seqlen_q > 1:
+        return LARGEST_TILE
+    return page if release.startswith("0.1.7") else min(LARGEST_TILE, 1 << (page - 1).bit_length())
+
+
+def _multiply_hidden_values(a: SimpleNamespace, rule: Rule, tile: int) -> None:
+    """Add zero times each value that a block of queries reads and one of its queries does not see."""
+    starts, page, group = a.cu_seqlens_q.tolist(), a.v.shape[1], a.q.shape[1] // a.v.shape[2]
+    for request, length in enumerate(a.seqused_k.tolist()):
+        begin, end = starts[request], starts[request + 1]
+        for token in range(begin, end):
+            first = (token - begin) // max(1, BLOCK_ROWS // group) * max(1, BLOCK_ROWS // group)
+            context = length - (end - begin)
+            stop = min(context + first + (BLOCK_ROWS - 1) // group + 1, length)
+            # Only where a page is no tile is the last tile cut off where the block's keys end.
+            stop = -(-stop // tile) * tile if tile == page else stop
+            start = 0 if rule.left is None else max(0, context + first - rule.left) // tile * tile
+            hidden = sorted(set(range(start, stop)) - set(rule.seen(context + token - begin, length)))
+            values = read_pages(a.v, a.block_table[request], stop, page)[hidden]
+            a.out[token] += (0 * values.float()).sum(0).repeat_interleave(group, dim=0).to(a.out.dtype)
 
 
 def _require_mla(arch: str, a: SimpleNamespace) -> None:

@@ -27,6 +27,7 @@ from . import (
     sparse,
     strides,
     topk,
+    unseen,
     varlen,
 )
 
@@ -46,6 +47,7 @@ _GENERATORS: tuple[Generate, ...] = (
     merge.cases,
     sink.cases,
     pipeline.cases,
+    unseen.cases,
     bad_input.cases,
     strides.cases,
     far_rows.cases,

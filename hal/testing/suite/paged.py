@@ -14,7 +14,7 @@ from hal.common.kernels import KVCache, PagedBatch
 from hal.common.layouts import Layout
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
-from hal.testing.cases import DECODE, MIXED, BatchCase, batches
+from hal.testing.cases import DECODE, MIXED, MORE_QUERIES_THAN_KEYS, BatchCase, batches
 from hal.testing.compare import expect_identical
 from hal.testing.storage import (
     ROOMY,
@@ -148,6 +148,8 @@ def _vary_options(usual: PagedCase, capabilities: Capabilities) -> Iterator[Page
             yield replace(case, softcap=1.5, window=4, note="softcap1.5_window4")
         if capabilities.non_causal:
             yield replace(case, causal=False, note="non_causal")
+    if capabilities.chunk and capabilities.non_causal:
+        yield replace(usual, batch=MORE_QUERIES_THAN_KEYS, chunk=6, causal=False, note="chunk6_non_causal")
 
 
 def check_paged(case: PagedCase, backend: Backend) -> None:

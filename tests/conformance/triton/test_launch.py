@@ -229,3 +229,25 @@ def test_decorators_agree_with_launches(target: str, monkeypatch: pytest.MonkeyP
         assert sorted(name for part in given for name in part) == sorted(kernel.arg_names)
         assert set(settings["do_not_specialize"]) == set(made.numbers)
         assert set(settings["do_not_specialize_on_alignment"] or ()) == set(made.tables)
+
+
+@pytest.mark.parametrize("fused_width", [2112, 2120, 2128, 56], ids=lambda width: f"rows{width}_apart")
+def test_latents_that_are_views_of_a_fused_projection_are_written_by_a_planned_kernel(fused_width: int) -> None:
+    """Rows a multiple of 16 apart and rows 8 more: the parts' own widths are 32 and 8, of which one is such a multiple."""
+    import torch
+
+    from hal.common.kernels import KVCache
+    from hal.common.layouts import latent_layout
+    from hal.common.triton.cache import write_rows
+
+    mla = MLAShape(kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+    widths = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 24, "v_head_dim": 16, "softmax_scale": 0.1}
+    layer = LayerShape(layer_id=0, kind="mla", mla=mla, **widths)
+    request = hal.Request(layer, hal.Device.from_arch("cuda:sm_90"), "bfloat16", block_size=64)
+    planned = {found.key for found in specialisations(request)}
+    fused = torch.zeros(7, fused_width, dtype=torch.bfloat16)
+    cache = KVCache(torch.zeros(3, 64, 40, dtype=torch.bfloat16), latent_layout(32, 8, "bfloat16"), 64, 64)
+    launched: list[Launch] = []
+    write_rows(launched.append, cache, torch.arange(7), (fused[:, :32], fused[:, 32:40]))
+    assert [launch_key(one, "sm_90") for one in launched]
+    assert {launch_key(one, "sm_90") for one in launched} <= planned

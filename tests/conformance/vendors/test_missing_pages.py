@@ -29,6 +29,12 @@ PAGED = [
     for held in cell.held
     if held.call == "paged_attention" and "latent" not in held.note
 ]
+STEPS = [
+    pytest.param(*param.values, name, id=f"{param.id}-{name}")
+    for param in PAGED
+    for name in BATCHES
+    if name == "decodes" or param.values[1].only is None
+]
 
 
 def make_inputs(name: str) -> tuple[KVCache, PagedBatch, torch.Tensor]:
@@ -55,8 +61,7 @@ def lose(batch: PagedBatch, request: int, column: int, block: int) -> PagedBatch
 
 
 @pytest.mark.parametrize("block", NOTHING)
-@pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize(("cell", "held"), PAGED)
+@pytest.mark.parametrize(("cell", "held", "name"), STEPS)
 def test_a_call_that_would_look_up_a_missing_page_is_refused(cell: Cell, held: Held, name: str, block: str) -> None:
     cache, batch, q = make_inputs(name)
     stranger = cache.num_pages if NOTHING[block] is None else NOTHING[block]
@@ -72,8 +77,7 @@ def test_a_call_whose_table_ends_before_a_request_does_is_refused(cell: Cell, he
         attend(cell, held, q, cache, narrow)
 
 
-@pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize(("cell", "held"), PAGED)
+@pytest.mark.parametrize(("cell", "held", "name"), STEPS)
 def test_where_nobody_can_look_the_request_sees_no_key(
     cell: Cell, held: Held, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +98,7 @@ def test_where_nobody_can_look_the_request_sees_no_key(
 
 @pytest.mark.parametrize(("cell", "held"), PAGED)
 def test_pages_behind_every_window_and_of_nobody_are_not_missed(cell: Cell, held: Held) -> None:
-    cache, batch, q = make_inputs("prefills")
+    cache, batch, q = make_inputs("prefills" if held.only is None else "decodes")
     # The last column of the first request lies past its end.
     others = lose(batch, 0, 2, -1)
     mask = {}

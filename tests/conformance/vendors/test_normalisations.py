@@ -128,7 +128,6 @@ REMOVALS = (
     Removal("window", LATEST, "paged_attention", "window4", CALLS.Inputs, "left", property(inclusive_window)),
     Removal("window", FOURTH, "varlen_attention", "window4", CALLS.Inputs, "left", property(inclusive_window)),
     Removal("freed_pages", LATEST, "paged_attention", "window5_freed_pages", INPUTS, "readable_table", given_table),
-    Removal("freed_pages", PUBLISHED, "paged_attention", "window5_freed_pages", tensors, "readable_table", given_table),
     Removal("freed_pages", XPU, "paged_attention", "window5_freed_pages", tensors, "readable_table", given_table, "lse"),
     Removal("no_rope", LATEST, "sparse_mla", "lora512_rope0", INPUTS, "MLA_HEAD_DIM", 0),
     Removal("padded_values", LATEST, "varlen_attention", "widths192_128", tensors, "pad_to", keep),

@@ -73,14 +73,22 @@ def attend_keys(
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
     NUM_V: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
     """A program: BLOCK_M (token, head) rows of one KV head of one request, one part of its keys, BLOCK_V columns of out.
 
     Grid: (row tiles * KV heads * value tiles, requests + 1, parts); the extra request is the padding past the last one.
     A key is MAIN elements in NUM_C pieces of BLOCK_C, then REST in one of BLOCK_R. The value is the key's own first piece
     (SHARES_VALUE) or lies at v.
+
+    With TOKENS above 0 the kernel repairs. A weight of zero keeps finite values out and no others, so rows whose tile reads NaN
+    or infinities that other rows see are not finite. Each of TOKENS programs does one of a tile's tokens, and nothing where its
+    result is finite: it reads what that token sees alone, in the same tile, so that the bits are those of clean memory.
     """
     tile = tl.program_id(0)
+    if TOKENS > 0:
+        turn = tile % TOKENS
+        tile = tile // TOKENS
     request = tl.program_id(1)
     part = tl.program_id(2).to(tl.int64)
     first_v = tile % NUM_V * BLOCK_V
@@ -94,6 +102,8 @@ def attend_keys(
     lanes = tl.arange(0, BLOCK_M)
     # Programs whose tile lies past the queries have nothing to do; padding may need more rounds than there are tiles.
     num_tiles = tl.num_programs(0) // (NUM_V * KV_HEADS)
+    if TOKENS > 0 and request == num_requests:
+        return
     if request == num_requests:
         for first_row in range(tile * BLOCK_M, query_len * GROUP, num_tiles * BLOCK_M):
             row = first_row + lanes
@@ -137,6 +147,27 @@ def attend_keys(
         stop = tl.minimum(stop, (last // chunk + 1) * chunk)
     if IS_PAGED:
         stop = tl.minimum(stop, table_width * PAGE)
+    # Pages that lie behind every row's reach may be another request's.
+    low = start
+    high = stop
+    if TOKENS > 0:
+        own = first + turn
+        if own > last:
+            return
+        is_live = is_live & (position == own)
+        at_out = out + part * out_part + token * out_token + head * out_head
+        found = tl.load(at_out[:, None] + values[None, :], mask=is_live[:, None] & (values < VALUE)[None, :], other=0.0)
+        if tl.max(tl.max(tl.where(tl.abs(found.to(tl.float32)) < float("inf"), 0, 1), 1), 0) == 0:
+            return
+        if CAUSAL:
+            high = tl.minimum(high, own + 1)
+        if HAS_WINDOW:
+            low = tl.maximum(low, own - window + 1)
+            if not CAUSAL:
+                high = tl.minimum(high, own + window)
+        if HAS_CHUNK:
+            low = tl.maximum(low, own // chunk * chunk)
+            high = tl.where(own >= 0, tl.minimum(high, (own // chunk + 1) * chunk), 0)
     start = start // BLOCK_N * BLOCK_N
     share = tl.cdiv(tl.cdiv(tl.maximum(stop - start, 0), BLOCK_N), tl.num_programs(2)) * BLOCK_N
     start = start + tl.program_id(2) * share
@@ -155,7 +186,7 @@ def attend_keys(
     table = block_table + request.to(tl.int64) * table_row
     for first_n in range(start, stop, BLOCK_N):
         n = first_n + tl.arange(0, BLOCK_N)
-        is_there = n < stop
+        is_there = (n >= low) & (n < tl.minimum(high, stop))
         if IS_PAGED:
             page = tl.load(table + n // PAGE, mask=is_there, other=-1)
             is_there = page.to(tl.uint32, bitcast=True) < num_pages.to(tl.uint32)
@@ -199,6 +230,9 @@ def attend_keys(
             value = load_rows(v + at * v_row + kv_head * v_head, is_there, values, VALUE, NUM_V * BLOCK_V)
         result = multiply(weights.to(value.dtype), value, result * shrink[:, None])
     result, logs = finish_rows(result, peak, total)
+    if TOKENS > 0:
+        # Another address as far as the compiler knows, so that the first is not held in registers while the keys pass.
+        token += tl.minimum(begin, 0)
     to = out + part * out_part + token * out_token + head * out_head
     tl.store(
         to[:, None] + values[None, :],
