@@ -15,17 +15,19 @@ from transformers import PreTrainedConfig
 from transformers.core_model_loading import convert_and_load_state_dict_in_model, revert_weight_conversion
 from transformers.modeling_utils import LoadStateDictConfig
 
+from hal.common.limits import Limits
 from hal.config import read_shape
-from hal.models import CheckpointError, CheckpointPlan
+from hal.models import CheckpointError, CheckpointPlan, load
 from hal.models.build import build_module
 from hal.models.checkpoint_index import CheckpointIndex
 from hal.models.checkpoint_plan import plan_tensors
 from hal.models.dry_run import quiet_transformers
 from hal.models.keys import KeyResolver, conversions
 
-from . import composites, tiny
+from . import composites, folders, tiny
 from .headers import NAMES, stored
 
+LIMITS = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)
 EVERY = tiny.FAMILIES | composites.COMPOSITES
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -212,3 +214,38 @@ def test_the_verdict_on_any_set_of_names_is_the_slow_one(family: str, changes: l
     assert set(plan.unexpected) == unexpected
     assert set(plan.mismatched) == wrong or plan.collisions
     assert {copy for keys in plan.collisions.values() for copy in keys} >= doubled.keys() & shapes.keys()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    prefix=st.sampled_from(["", "policy.", "language_model.", "model."]),
+    changes=st.lists(st.tuples(st.sampled_from(["drop", "swap", "double", "prefix"]), st.integers(0, 10**6)), max_size=3),
+)
+def test_whatever_is_done_to_its_names_a_model_is_whole_or_refused(
+    prefix: str, changes: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    module = tiny.build(tiny.llama())
+    folder = tmp_path_factory.mktemp("names")
+    tensors = {f"{prefix}{name}": tensor for name, tensor in folders.save(module, folder).items()}
+    for what, number in changes:
+        first, second = (sorted(tensors)[place % len(tensors)] for place in (number, number + 1))
+        if what == "drop":
+            del tensors[first]
+        elif what == "swap":
+            tensors[first], tensors[second] = tensors[second], tensors[first]
+        elif what == "double":
+            tensors[f"copy.{first}"] = tensors[first] + 1.0
+        else:
+            tensors[f"other.{first}"] = tensors.pop(first)
+    folders.rewrite(folder, lambda _old: tensors)
+    swapped = any(what == "swap" for what, _ in changes)
+    try:
+        loaded = load(folder, device="cpu", limits=LIMITS, progress=False).module
+    except CheckpointError:
+        assert changes
+        return
+    stored = folders.load_file(folder / "model.safetensors")
+    for name, parameter in module.named_parameters():
+        found = loaded.get_parameter(name)
+        # Two tensors of one shape may trade places unnoticed; nothing else may come from elsewhere.
+        assert torch.equal(found, parameter) or (swapped and any(torch.equal(found, each) for each in stored.values())), name
