@@ -469,7 +469,7 @@ def test_a_broken_tokenizer_is_seen_before_the_weights_are_read(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"device": 3}, "device is 3; expected a hal.Device or a target like 'cpu'"),
+        ({"device": 3}, "device is 3; expected a hal.Device, a torch.device or a name"),
         ({"device": ""}, "unknown target ''"),
         ({"device": "cuda:sm_90"}, "cuda:sm_90 is not in this machine"),
         ({"dtype": ""}, "unknown dtype ''"),
