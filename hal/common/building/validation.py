@@ -28,7 +28,7 @@ def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: 
         _check_table(batch, table, longest, rule, rules.tokens_per_page)
         if is_written:
             mistake = describe_wrong_write(
-                table, batch.query_lens, batch.seq_lens, rule.pool, rules.tokens_per_page, batch.num_tokens
+                table, batch.query_lens, batch.seq_lens, rule.pool, rules.tokens_per_page, batch.is_single
             )
             if mistake is not None:
                 raise BatchError(mistake)

@@ -23,11 +23,11 @@ _MANY = 32
 
 
 def describe_wrong_write(
-    table: Ints, query_lens: Ints, seq_lens: Ints, pool: PagePool, tokens_per_page: int, num_tokens: int
+    table: Ints, query_lens: Ints, seq_lens: Ints, pool: PagePool, tokens_per_page: int, is_single: bool
 ) -> str | None:
     """A sentence on the first new token whose page several requests hold, or whose place another one takes; None without any.
 
-    table: every id that a request reads is a page of the pool.
+    table: every id that a request reads is a page of the pool. is_single: one new token for each request.
     """
     if pool.num_shared:
         request, column = _written_columns(query_lens, seq_lens, tokens_per_page)
@@ -40,17 +40,19 @@ def describe_wrong_write(
                 f"request {row} would write position {position} to page {page}, which is held {pool.holders(page)} times; a "
                 "shared page is read-only: share full pages only, and let a request write to pages of its own"
             )
-    if num_tokens < 2 or not _has_repeats(_written_pages(table, query_lens, seq_lens, tokens_per_page, num_tokens)):
+    if is_single and len(seq_lens) < 2:
+        return None
+    if not _has_repeats(_written_pages(table, query_lens, seq_lens, tokens_per_page, is_single)):
         return None
     return _describe_double_write(table, query_lens, seq_lens, tokens_per_page)
 
 
-def _written_pages(table: Ints, query_lens: Ints, seq_lens: Ints, tokens_per_page: int, num_tokens: int) -> Ints:
+def _written_pages(table: Ints, query_lens: Ints, seq_lens: Ints, tokens_per_page: int, is_single: bool) -> Ints:
     """The pages that new tokens are written to, one after the other, a page once for each request."""
     last = (seq_lens - 1) // tokens_per_page
-    rows, width = table.shape
-    if num_tokens == rows and table.flags.c_contiguous and int(np.minimum.reduce(query_lens)) == 1:
-        pages: Ints = table.ravel().take(np.arange(0, rows * width, width) + last)
+    if is_single and table.flags.c_contiguous:
+        # One index into a table that lies end to end takes a third of the time of two.
+        pages: Ints = table.ravel().take(last + np.arange(0, table.size, table.shape[1]))
         return pages
     first = (seq_lens - query_lens) // tokens_per_page
     several = np.flatnonzero(last > first)
@@ -91,7 +93,7 @@ def find_wrong_write(step: HostStep, rules: TableRules) -> str | None:
     if step.slots is None:
         for table, rule in zip(step.block_tables, rules.for_tables(len(step.block_tables)), strict=True):
             lens, size = (step.query_lens, step.seq_lens), rules.tokens_per_page
-            mistake = describe_wrong_write(table, *lens, rule.pool, size, step.num_tokens)
+            mistake = describe_wrong_write(table, *lens, rule.pool, size, step.is_single)
             if mistake is not None:
                 return mistake
         return None
