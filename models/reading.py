@@ -24,8 +24,8 @@ def shares_per_rank(module: PreTrainedModel, shape: ModelShape, parallel: Parall
     Heads and widths divide evenly or not at all, so that ranks differ in their share of the vocabulary alone: one of those
     with the same share stands for all, and the model is looked at once or twice instead of once a rank.
     """
-    ends = (module.get_input_embeddings(), module.get_output_embeddings())
-    sizes = [end.weight.shape[0] for end in ends if isinstance(getattr(end, "weight", None), torch.Tensor)]
+    weights = [getattr(end, "weight", None) for end in (module.get_input_embeddings(), module.get_output_embeddings())]
+    sizes = [weight.shape[0] for weight in weights if isinstance(weight, torch.Tensor)]
     known: dict[tuple[int, ...], Slices] = {}
     shares = []
     for rank in range(parallel.tp):
