@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .errors import ConfigError
 from .fields import Fields
+from .indexer import check_half
 from .kinds import BLOCK_SPARSE, SPARSE
 from .shape import BlockSparseShape
 from .source import MISSING
@@ -28,8 +29,11 @@ def read_block_sparse(fields: Fields, kind: str) -> BlockSparseShape | None:
             head_dim=sizes["index_head_dim"],
         )
     budget = fields.count("indexer_budget")
-    if budget is None or fields.count("index_topk") is not None:
+    if budget is None:
+        check_half(fields, "indexer_budget", ("indexer_n_heads", "indexer_head_dim", "indexer_compress_ratio"))
         return None
+    if fields.count("index_topk") is not None:
+        raise ConfigError(f"index_topk and indexer_budget {budget} are both stated; expected one of the two kinds of indexer")
     return _compressed_keys(fields, budget)
 
 
@@ -41,6 +45,9 @@ def is_picking(kind: str, types: tuple[str, ...]) -> bool:
 def _compressed_keys(fields: Fields, budget: int) -> BlockSparseShape:
     """Qwen4: one index key per `indexer_compress_ratio` tokens, and a budget in tokens."""
     ratio = fields.require_count("indexer_compress_ratio")
+    key_heads = fields.count("indexer_kv_heads") or 1
+    if key_heads != 1:
+        raise ConfigError(f"indexer_kv_heads is {key_heads}, expected 1: one index key for all heads")
     if budget % ratio:
         raise ConfigError(f"indexer_budget is {budget}, expected a multiple of indexer_compress_ratio {ratio}")
     return BlockSparseShape(

@@ -24,11 +24,17 @@ def read_compress_ratios(fields: Fields, types: tuple[str, ...], num_drafts: int
     return (*(_rate(fields, kind) for kind in types), *([0] * num_drafts))
 
 
+_OLD_RATES = {COMPRESSED_SPARSE: "compress_rate_csa", COMPRESSED_HEAVY: "compress_rate_hca"}
+"""Single fields that older files have in place of compress_rates; transformers lets them win."""
+
+
 def _rate(fields: Fields, kind: str) -> int:
     if kind not in (COMPRESSED_SPARSE, COMPRESSED_HEAVY):
         return 0
     rates = fields.nested("compress_rates")
-    value = as_count(rates.read(kind) or None, f"compress_rates.{kind}") if rates is not None else None
+    value = fields.count(_OLD_RATES[kind]) if fields.states(_OLD_RATES[kind]) else None
+    if value is None and rates is not None:
+        value = as_count(rates.read(kind) or None, f"compress_rates.{kind}")
     if value is None:
         raise ConfigError(
             f"compress_rates.{kind} is unset but a layer is of that type; expected a ratio such as 4 or {HEAVY_RATIO}"

@@ -65,7 +65,7 @@ class Fields:
             value = MISSING if present and level.computes(name) else level.given(name)
             if value is not MISSING:
                 present = True
-                yield Entry(level.describe(name), value, True)
+                yield Entry(level.describe(level.origin(name)), value, True)
             elif self.encoder_decoder and (value := level.default(name)) is not MISSING:
                 yield Entry(level.describe(name), value, False)
         if not present and not self.encoder_decoder:
@@ -74,11 +74,24 @@ class Fields:
                     yield Entry(level.describe(name), value, False)
 
     def entry(self, field: str) -> Entry | None:
-        """The innermost entry of a field, None and other unset values included."""
+        """The innermost entry of a field, None and other unset values included; a class default only where nothing is stated."""
         key = (field, "entry")
         if key not in self._cache:
-            self._cache[key] = next((next(found) for level, found in self.entries(field) if self._speaks(level, field)), None)
+            self._cache[key] = self._entry(field)
         return self._cache[key]  # type: ignore[return-value]
+
+    def _entry(self, field: str) -> Entry | None:
+        fallback: Entry | None = None
+        names = spellings(field, self.encoder_decoder)
+        for level, found in self.entries(field):
+            entry = next(found)
+            if self._speaks_of_itself(level, field, names):
+                continue
+            if entry.stated or self.encoder_decoder:
+                return entry
+            if fallback is None and self._fills_in(level, field):
+                fallback = entry
+        return fallback
 
     def raw(self, field: str) -> object:
         """The innermost value, None included; MISSING where no level has one."""
@@ -97,19 +110,36 @@ class Fields:
             self._cache[key] = self._first(field, convert)
         return self._cache[key]  # type: ignore[return-value]
 
-    def _speaks(self, level: Level, field: str) -> bool:
-        """Whether a level may give this field: one around a text config whose class is complete gives few."""
-        return self.known is NOTHING or field in OUTER or level is self.levels[0] or level is self.text_level
+    def _speaks_of_itself(self, level: Level, field: str, names: Sequence[str]) -> bool:
+        """Whether what a level around a text config states is of its own class: a detector's heads beside those of its text."""
+        # Whether there is an encoder beside it every class says for itself.
+        is_shared = field in OUTER and field != "is_encoder_decoder"
+        if is_shared or level in (self.levels[0], self.text_level) or self.known is NOTHING:
+            return False
+        own = level.known.fields.keys() | level.known.silent | level.known.renamed.keys()
+        return not own.isdisjoint(names)
+
+    def _fills_in(self, level: Level, field: str) -> bool:
+        """Whether a level's class defaults may give this field: around a text config whose class is complete, for few fields."""
+        return self.known is NOTHING or field in OUTER or level is self.text_level
 
     def _first(self, field: str, convert: Convert[T]) -> T | None:
         chosen: T | None = None
         source = ""
+        defaults: list[Entry] = []
+        names = spellings(field, self.encoder_decoder)
         for level, found in self.entries(field):
             if chosen is not None:
-                if level is not self.levels[0] and not source.startswith("overrides"):
+                if level is not self.levels[0] and not source.startswith("overrides") and field != "is_encoder_decoder":
                     self._note_conflict(next(found), source, chosen, convert)
                 continue
-            for entry in found if self._speaks(level, field) else ():
+            if self._speaks_of_itself(level, field, names):
+                continue
+            for entry in found:
+                if not (entry.stated or self.encoder_decoder):
+                    if self._fills_in(level, field):
+                        defaults.append(entry)
+                    continue
                 if level is self.levels[0] and entry.value is None:
                     return None
                 chosen = convert(entry.value, entry.where)
@@ -119,7 +149,20 @@ class Fields:
                 if level is self.levels[0]:
                     accepted = "expected a usable value, or None to take the field away"
                     raise ConfigError(f"{entry.where} is {entry.value!r}, which says nothing; {accepted}")
+        if chosen is None:
+            return next((value for entry in defaults if (value := convert(entry.value, entry.where)) is not None), None)
+        if defaults and field not in OUTER:
+            self._note_default(defaults[0], source, chosen, convert)
         return chosen
+
+    def _note_default(self, default: Entry, source: str, chosen: T, convert: Convert[T]) -> None:
+        """A warning where a value stated further out is used in place of what the class of the text config would fill in."""
+        filled_in = convert(default.value, default.where)
+        if filled_in is not None and filled_in != chosen:
+            self.warn(
+                f"{default.where} is not stated; {chosen!r} is used, which {source} states, "
+                f"and not the class default {filled_in!r}"
+            )
 
     def _note_conflict(self, outer: Entry, source: str, chosen: T, convert: Convert[T]) -> None:
         if not outer.stated:
@@ -176,22 +219,32 @@ class Fields:
 
         ConfigError: a key that is no layer number.
         """
+        return self._layer_groups().get(layer_id)
+
+    def layer_groups(self) -> tuple[Level, ...]:
+        """What a mapping `per_layer_config` states, layer by layer."""
+        return tuple(self._layer_groups().values())
+
+    def _layer_groups(self) -> dict[int, Level]:
         key = ("per_layer_config", "layers")
         if key not in self._cache:
             layers = self.raw("per_layer_config")
             items = layers.items() if isinstance(layers, Mapping) else ()
             self._cache[key] = {_layer_number(name): Level(given, f"per_layer_config[{name}]") for name, given in items}
-        return self._cache[key].get(layer_id)  # type: ignore[attr-defined,no-any-return]
+        return self._cache[key]  # type: ignore[return-value]
 
     def nested(self, field: str) -> Level | None:
-        """A group of fields under one name (rope_parameters, attn_config) from the innermost level that has it, or None."""
-        for level in self.levels:
+        """A group of fields under one name (rope_parameters, attn_config) from the innermost level that states it, or None.
+
+        Where no level does, what a type fills in.
+        """
+        key = (field, "nested")
+        if key not in self._cache:
             names = spellings(field)
-            stated = next((name for name in names if level.states(name)), None)
-            found = [child for name in ((stated,) if stated else names) if (child := level.child(name)) is not None]
-            if found:
-                return found[0]
-        return None
+            stated = ((level, name) for level in self.levels for name in names if level.states(name))
+            every = itertools.chain(stated, ((level, name) for level in self.levels for name in names))
+            self._cache[key] = next((child for level, name in every if (child := level.child(name)) is not None), None)
+        return self._cache[key]  # type: ignore[return-value]
 
     def absent(self, field: str) -> str:
         """The message for a field that is needed and unset everywhere, with the places looked and what they hold."""

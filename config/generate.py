@@ -14,11 +14,16 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from .code_reads import attention_fields, masks_causally, own_fields
+from .fields import OUTER
+from .harmless import BEFORE_OR_AFTER, IN_ITS_CLASS, is_harmless, is_harmless_by_name, may_matter
+from .harmless import DATA as HARMLESS
 from .kinds import meaning
-from .known_types import DATA, Pattern
+from .known_types import DATA, WINDOWED, Pattern
 from .names import FIELDS as MODEL_FIELDS
 from .names import GROUP_FIELDS, SPELLINGS
 from .probe import read_facts
+from .translations import find_computed, find_periods
 
 FIELDS = MODEL_FIELDS | GROUP_FIELDS
 LAYER_COUNTS = (*range(1, 27), 30, 31, 32, 36, 37, 40, 48, 49)
@@ -26,6 +31,7 @@ LISTS = ("layer_types", "indexer_types", "sliding_window", "num_attention_heads_
 DERIVED = (
     "num_key_value_heads",
     "head_dim",
+    "d_head",
     "qk_head_dim",
     "query_pre_attn_scalar",
     "attention_multiplier",
@@ -50,7 +56,10 @@ def main() -> None:
     """Generate the data file, one line per config type."""
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
-    entries = {name: describe(cls) for name, cls in config_classes()}
+    classes = dict(config_classes())
+    harmless = find_harmless(classes.values())
+    HARMLESS.write_text("\n".join(sorted(harmless)) + "\n", encoding="utf-8")
+    entries = {name: describe(cls) for name, cls in classes.items()}
     lines = [json.dumps({"type": name, **entries[name]}, sort_keys=False) for name in sorted(entries)]
     DATA.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -90,15 +99,56 @@ def describe(cls: Any) -> dict[str, Any]:
     """One type's entry, without its name; empty parts are left out."""
     instance = build(cls)
     parts = described_fields(cls, instance)
-    parts["facts"] = {**_window_fact(cls), **_flat_fact(cls)}
+    parts["facts"] = _flat_fact(cls)
+    parts |= accounted_fields(cls, instance)
     if instance is not None:
         parts["patterns"] = _patterns(cls)
         parts["by_kind"] = _by_kind(instance)
         parts["facts"] |= read_facts(cls)
+    if masks_causally(cls):
+        parts["facts"].setdefault("causal", True)
     if parts["facts"].get("causal") and "is_decoder" not in parts["fields"]:
         # Causal is what the reader assumes; it needs telling only where an `is_decoder` switch speaks against it.
         del parts["facts"]["causal"]
     return {name: part for name, part in parts.items() if part}
+
+
+def accounted_fields(cls: Any, instance: Any) -> dict[str, Any]:
+    """The class's fields that hal does not read: those that its attention code reads, with defaults, and the rest."""
+    own = own_fields(cls)
+    matters = {
+        name for name in own & attention_fields(cls) - FIELDS - BEFORE_OR_AFTER - IN_ITS_CLASS if not is_harmless_by_name(name)
+    }
+    rest = {name for name in own - matters - FIELDS if not is_harmless(name)}
+    if _specs(cls) and instance is not None:
+        # What a class of several parts puts at its root by itself is no word on the text part.
+        rest |= {name for name in vars(instance) if name in FIELDS} - own - set(_specs(cls)) - OUTER
+    defaults = {name: plain(_attribute(instance, name)) for name in sorted(matters)}
+    return {
+        "unread": {name: None if value is NotImplemented else value for name, value in defaults.items()},
+        "silent": sorted(rest),
+        "computed": find_computed(lambda **kwargs: build(cls, **kwargs), own, _aliases(cls)),
+        "periods": find_periods(lambda **kwargs: build(cls, **kwargs), own, LISTS, _layers_name(cls)),
+    }
+
+
+def _aliases(cls: Any) -> dict[str, str]:
+    """Names that the class has beside a field's own, as hal spells the field."""
+    return dict(cls.attribute_map)
+
+
+def find_harmless(classes: Iterable[Any]) -> set[str]:
+    """Names that some class declares and the attention code of none reads; without those whose words speak of attention."""
+    from transformers import GenerationConfig, PreTrainedConfig
+
+    named = {name for name in dir(PreTrainedConfig) if not name.startswith("_")}
+    generation = set(GenerationConfig().to_dict()) | set(GenerationConfig._get_default_generation_params())
+    matters: set[str] = set()
+    for cls in classes:
+        named |= own_fields(cls) | set(_specs(cls)) | {name for name in vars(cls) if not name.startswith("_")}
+        matters |= attention_fields(cls)
+    certain = {name for name in named - matters if not may_matter(name)} | generation
+    return {name for name in certain - FIELDS if not is_harmless_by_name(name)}
 
 
 def described_fields(cls: Any, instance: Any) -> dict[str, dict[str, Any]]:
@@ -199,6 +249,14 @@ def _patterns(cls: Any) -> dict[str, dict[str, list[Any]]]:
         fitted = _fit_any(samples) if len({len(sample) for sample in samples}) > 2 else None
         if fitted is not None:
             found[name] = {part: items for part, items in dataclasses.asdict(fitted).items() if items}
+    own = own_fields(cls)
+    if "use_sliding_window" in own and "max_window_layers" not in own:
+        windowed = {"use_sliding_window": True, "sliding_window": 64}
+        made = [build(cls, **windowed, **{_layers_name(cls): count}) for count in LAYER_COUNTS]
+        samples = [value for one in made if (value := _per_layer_list(one, "layer_types")) is not None]
+        fitted = _fit_any(samples) if samples else None
+        if fitted is not None:
+            found[WINDOWED] = {part: items for part, items in dataclasses.asdict(fitted).items() if items}
     return found
 
 
@@ -258,13 +316,6 @@ def _by_kind(instance: Any) -> dict[str, dict[str, Any]]:
         given = {key: value for key, value in spec.per_layer_overrides.get(index, {}).items() if key in FIELDS}
         groups.setdefault(meaning(kind, "layer_types"), []).append(given)
     return {kind: given[0] for kind, given in groups.items() if given[0] and all(one == given[0] for one in given)}
-
-
-def _window_fact(cls: Any) -> dict[str, Any]:
-    """How many tokens a class adds to `sliding_window_size` when it makes `sliding_window` of it."""
-    made = build(cls, sliding_window_size=100)
-    window = _attribute(made, "sliding_window")
-    return {"window_size_extra": window - 100} if isinstance(window, int) and window in (99, 101) else {}
 
 
 def _flat_fact(cls: Any) -> dict[str, Any]:

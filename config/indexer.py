@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .errors import ConfigError
-from .fields import Fields
-from .kinds import COMPRESSED_HEAVY, COMPRESSED_SPARSE, CROSS, LINEAR, SLIDING, SPARSE
+from .fields import Entry, Fields
+from .kinds import BLOCK_SPARSE, COMPRESSED_HEAVY, COMPRESSED_SPARSE, CROSS, LINEAR, SLIDING, SPARSE
 from .kv_source import read_group_sources
 from .layer_lists import check_length
 from .shape import IndexerShape
+from .source import MISSING
 from .values import as_width
+
+_PARTS = (
+    *("index_n_heads", "index_head_dim", "index_kpool", "index_topk_freq", "index_topk_pattern", "indexer_types"),
+    "index_source_layer_ids",
+)
+_NOTHING_BELOW = {"index_kpool": 1, "index_topk_freq": 1}
+"""Numbers that ask for nothing: no pooling, an indexer on every layer."""
 
 _NEVER = (SLIDING, COMPRESSED_HEAVY, LINEAR, CROSS)
 
 
 def read_indexers(fields: Fields, types: tuple[str, ...]) -> tuple[IndexerShape | None, ...]:
-    """Each layer's indexer, None where it attends to everything it may see. ConfigError: a top-k without widths."""
+    """Each layer's indexer, None where it attends to everything it may see. ConfigError: one that is stated by halves."""
     topk = fields.count("index_topk")
     if topk is None:
+        picks_blocks = BLOCK_SPARSE in types or fields.text_level.peek("index_topk_blocks") not in (MISSING, None)
+        check_half(fields, "index_topk", () if picks_blocks else _PARTS)
         return (None,) * len(types)
     widths = {
         "topk": topk,
@@ -28,6 +40,34 @@ def read_indexers(fields: Fields, types: tuple[str, ...]) -> tuple[IndexerShape 
     sparse = [kind in (SPARSE, COMPRESSED_SPARSE) if named else kind not in _NEVER for kind in types]
     owners = _owners(fields, sparse)
     return tuple(IndexerShape(**widths, owns=owns) if picks else None for picks, owns in zip(sparse, owners, strict=True))
+
+
+def check_half(fields: Fields, missing: str, parts: Sequence[str]) -> None:
+    """ConfigError where parts of a scorer of keys are stated but not how many it picks; an explicit null switches it off."""
+    found = ", ".join(f"{entry.where}={entry.value!r}" for name in parts if (entry := _usable(fields, name)) is not None)
+    unset = fields.entry(missing)
+    filled_in = fields.known.fields.get(missing)
+    if not found and (unset is None or not unset.stated or filled_in is None):
+        return
+    beside = found or f"{filled_in} by default in its type"
+    if unset is not None and unset.value is None:
+        fields.warn(f"{unset.where} is null beside {beside}; every layer attends to all that it may see")
+        return
+    held = f"{unset.where} is {unset.value!r}" if unset is not None else f"{missing} is nowhere in the config"
+    raise ConfigError(
+        f"{held} beside {beside}: half an indexer; expected how many keys it picks under {missing}, "
+        f"or {missing} null to attend to all of them"
+    )
+
+
+def _usable(fields: Fields, name: str) -> Entry | None:
+    """A stated value that asks for an indexer: a size, a list, a pattern."""
+    entry = fields.entry(name)
+    if entry is None or not entry.stated or entry.value in (MISSING, None, "", 0, (), []) or isinstance(entry.value, bool):
+        return None
+    if isinstance(entry.value, int | float):
+        return entry if entry.value > _NOTHING_BELOW.get(name, 0) else None
+    return entry
 
 
 def _owners(fields: Fields, sparse: list[bool]) -> tuple[bool, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from .errors import ConfigError
 from .fields import Fields
 from .kinds import CHUNKED, FULL, LINEAR, SLIDING, meaning
+from .known_types import WINDOWED
 from .layer_lists import Rule, check_length, marked_kind
 from .source import MISSING
 from .values import as_count, as_width
@@ -85,11 +86,23 @@ def default_list(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
 
 def filled_in(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     """The pattern of layer types that the type itself fills in, unless the config itself switches windows on."""
-    pattern = fields.known.patterns.get("layer_types")
+    stated = stated_period(fields, "layer_types", num_layers)
+    if stated is not None:
+        return tuple(meaning(item, "layer_types") for item in stated)
     switched = "use_sliding_window" in fields.known.fields and fields.states("use_sliding_window")
-    if pattern is None or (switched and fields.flag("use_sliding_window")):
+    is_windowed = switched and fields.flag("use_sliding_window")
+    pattern = fields.known.patterns.get(WINDOWED if is_windowed and fields.count("sliding_window") else "layer_types")
+    if pattern is None or (is_windowed and WINDOWED not in fields.known.patterns):
         return None
     return tuple(meaning(item, "layer_types") for item in pattern.expand(num_layers))
+
+
+def stated_period(fields: Fields, target: str, num_layers: int) -> tuple[object, ...] | None:
+    """A list that the type makes of a period under a name of its own, where the config states that."""
+    rule = fields.known.periods.get(target)
+    value = fields.text_level.stated(rule.source) if rule is not None else MISSING
+    period = as_count(value, fields.text_level.describe(rule.source)) if rule is not None and value is not MISSING else None
+    return rule.expand(period, num_layers) if rule is not None and period is not None else None
 
 
 def recurrent(fields: Fields, num_layers: int) -> tuple[str, ...] | None:

@@ -52,3 +52,15 @@ RULES: tuple[Rule, ...] = (
     layer_periods.recurrent,
     layer_periods.windowed,
 )
+
+LAYOUT_FIELDS = frozenset(
+    {
+        "attention_chunk_size", "attention_types", "attn_layer_indices", "attn_layer_offset", "attn_layer_period",
+        "attn_type_list", "block_types", "expert_ffn_hidden_size", "ffn_hidden_size", "first_k_dense_replace",
+        "full_attention_interval", "full_attn_idxs", "hybrid_layer_pattern", "hybrid_override_pattern",
+        "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "indexer_types", "layer_group_size",
+        "linear_attn_config", "local_layer_ids", "max_window_layers", "moe_layer_freq", "no_rope_layer_interval",
+        "no_rope_layers", "sliding_window_pattern", "use_sliding_window",
+    }
+)  # fmt: skip
+"""Fields that say which layers are of which kind, or serve one way to say it: where another rule decides, they add nothing."""

@@ -18,6 +18,7 @@ from .layer_view import LayerView
 from .mla import read_mla
 from .scale import read_scale
 from .shape import BlockSparseShape, LayerShape
+from .source import MISSING
 from .windows import read_chunk, read_window
 
 
@@ -30,24 +31,44 @@ def read_layers(fields: Fields, num_layers: int, hidden_size: int) -> tuple[tupl
     entry_sources = read_group_sources(fields, "kv_source_layer_ids", num_layers)
     indexers = read_indexers(fields, types)
     layers = []
-    for layer in _base_layers(fields, types, hidden_size):
-        layer_id = layer.layer_id
-        if layer.kind != "none" and (sources[layer_id] != layer_id or indexers[layer_id] is not None):
-            layer = dataclasses.replace(layer, kv_source=sources[layer_id], indexer=indexers[layer_id])
-        attends = layer.kind != "none" and ratios is not None
-        layers.append(_compress(fields, layer, types[layer_id], ratios[layer_id], entry_sources) if attends and ratios else layer)
+    for layer_id, layer in enumerate(_base_layers(fields, types, hidden_size)):
+        attending = layer.kind != "none"
+        layer = dataclasses.replace(
+            layer,
+            layer_id=layer_id,
+            kv_source=sources[layer_id] if attending else layer_id,
+            indexer=indexers[layer_id] if attending else None,
+        )
+        if ratios is not None and attending:
+            layer = _compress(fields, layer, types[layer_id], ratios[layer_id], entry_sources)
+        layers.append(layer)
     draft_types = _draft_types(fields, types, drafts)
     return tuple(layers), tuple(
         _draft_layer(fields, layers, num_layers + step, draft_types[step], ratios, hidden_size) for step in range(drafts)
     )
 
 
+def repeat_layers(
+    layers: tuple[LayerShape, ...], draft_layers: tuple[LayerShape, ...], runs: int
+) -> tuple[tuple[LayerShape, ...], tuple[LayerShape, ...]]:
+    """The layers of a stack that runs several times, every run as layers of its own; draft layers follow the last run."""
+    count = len(layers)
+    repeated = tuple(_shift(layer, run * count) for run in range(runs) for layer in layers)
+    return repeated, tuple(_shift(layer, (runs - 1) * count) for layer in draft_layers)
+
+
+def _shift(layer: LayerShape, by: int) -> LayerShape:
+    """The layer, and those that it reads from, that many ids further on."""
+    entries = None if layer.entry_source is None else layer.entry_source + by
+    return dataclasses.replace(layer, layer_id=layer.layer_id + by, kv_source=layer.kv_source + by, entry_source=entries)
+
+
 def _base_layers(fields: Fields, types: tuple[str, ...], hidden_size: int) -> Iterator[LayerShape]:
-    """Each layer in itself; layers of one type that share every value are worked out once."""
+    """Each layer in itself, its id not always its own: layers of one type that share every value are worked out once."""
     alike: dict[str, LayerShape] = {}
     for layer_id, kind in enumerate(types):
         if kind in alike:
-            yield dataclasses.replace(alike[kind], layer_id=layer_id, kv_source=layer_id)
+            yield alike[kind]
             continue
         view = LayerView(fields, layer_id, kind, len(types))
         layer = _base_layer(view, types, hidden_size)
@@ -106,7 +127,9 @@ def _compress(fields: Fields, layer: LayerShape, kind: str, ratio: int, entry_so
 
 def _draft_types(fields: Fields, types: tuple[str, ...], drafts: int) -> tuple[str, ...]:
     """The draft layers' types: their own list, else what follows in the decoder's list, else the last attending layer's."""
-    own = fields.sequence("mtp_layer_types") or ()
+    group = fields.nested("mtp")
+    grouped = group.read("layer_types") if group is not None else MISSING
+    own = fields.sequence("mtp_layer_types") or (tuple(grouped) if isinstance(grouped, (list, tuple)) else ())
     listed = fields.raw("layer_types")
     behind = tuple(listed)[len(types) :] if isinstance(listed, (list, tuple)) else ()
     named = [meaning(item, "mtp_layer_types") for item in own or behind][:drafts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .errors import ConfigError
+from .layer_periods import stated_period
 from .layer_view import LayerView
 from .shape import MLAShape
 
@@ -56,6 +57,8 @@ def _is_without_rope(layer: LayerView) -> bool:
     """Whether `no_rope_layers` marks the layer with 0: its rotary lanes are then ordinary ones, up-projected from the latent."""
     marks = layer.fields.sequence("no_rope_layers")
     pattern = layer.fields.known.patterns.get("no_rope_layers")
+    if marks is None:
+        marks = stated_period(layer.fields, "no_rope_layers", layer.num_layers)
     if marks is None and pattern is not None:
         marks = pattern.expand(layer.num_layers)
     layer.varies = layer.varies or marks is not None

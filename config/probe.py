@@ -40,6 +40,7 @@ class _Seen:
     causal: set[bool] = dataclasses.field(default_factory=set)
     sinks: dict[str, bool] = dataclasses.field(default_factory=dict)
     kv_ratios: dict[str, set[float]] = dataclasses.field(default_factory=dict)
+    window_extras: set[int] = dataclasses.field(default_factory=set)
     relative: bool = False
     alibi: bool = False
 
@@ -49,7 +50,8 @@ def read_facts(cls: Any) -> dict[str, Any]:
 
     sink: layer types with sinks, "" for all. scale: a fixed softmax scale. scale_power: the power of head_dim that it
     is; scale_times: a factor on top of it. causal: what every attention module says. position_bias: "relative" or
-    "alibi". kv_heads_times: KV heads of a layer type as a multiple of the config's.
+    "alibi". kv_heads_times: KV heads of a layer type as a multiple of the config's. window_extra: keys that modules keep
+    beyond the config's window, which then counts the earlier tokens alone.
     """
     config, model = _build_model(cls)
     if model is None:
@@ -79,9 +81,26 @@ def _look(seen: _Seen, config: Any, name: str, module: Any) -> None:
         seen.causal.add(module.is_causal)
     own = [part for part, value in module.named_parameters(recurse=False) if "sink" in part and value is not None]
     seen.sinks[kind] = seen.sinks.get(kind, False) or bool(own)
+    window, stated = getattr(module, "sliding_window", None), _stated_window(config, index)
+    if isinstance(window, int) and isinstance(stated, int):
+        seen.window_extras.add(window - stated)
     ratio = _kv_ratio(config, module, width)
     if ratio is not None:
         seen.kv_ratios.setdefault(kind, set()).add(ratio)
+
+
+def _stated_window(config: Any, index: Any) -> Any:
+    """The config's window for one layer, also where layers differ."""
+    try:
+        shared = getattr(config, "sliding_window", None)
+    except RuntimeError:
+        shared = None
+    if shared is not None or not isinstance(index, int):
+        return shared
+    try:
+        return getattr(config.per_layer_config[index], "sliding_window", None)
+    except (AttributeError, LookupError):
+        return None
 
 
 def _is_unscaled(module: Any) -> bool:
@@ -123,6 +142,8 @@ def _facts(seen: _Seen) -> dict[str, Any]:
         facts["position_bias"] = "alibi"
     if seen.relative:
         facts["position_bias"] = "relative"
+    if seen.window_extras == {1}:
+        facts["window_extra"] = 1
     doubled = {kind: int(min(ratios)) for kind, ratios in seen.kv_ratios.items() if kind == SLIDING and ratios == {2.0}}
     if doubled:
         facts["kv_heads_times"] = doubled

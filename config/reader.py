@@ -8,11 +8,12 @@ from .dtypes import dtype_name
 from .errors import ConfigError
 from .fields import Fields
 from .layer_types import stated_layers
-from .layers import read_layers
+from .layers import read_layers, repeat_layers
 from .overrides import check_overrides
 from .shape import ModelShape
 from .source import MISSING, Level, open_source
 from .text_config import locate_text
+from .unread import name_unread
 
 MOST_LAYERS = 10_000
 """More layers than any model has; a config that states more is damaged, and would only exhaust memory."""
@@ -31,20 +32,24 @@ def read_shape(source: object, *, overrides: Mapping[str, object] | None = None)
     num_layers = _read_num_layers(fields)
     hidden_size = fields.require_count("hidden_size")
     layers, draft_layers = read_layers(fields, num_layers, hidden_size)
+    runs = _read_runs(fields, num_layers)
+    if runs > 1:
+        layers, draft_layers = repeat_layers(layers, draft_layers, runs)
     return ModelShape(
         model_type=_root_text(chain[-1], "model_type"),
         architectures=_architectures(chain[-1]),
         text_path=chain[0].path,
         hidden_size=hidden_size,
         vocab_size=fields.require_count("vocab_size"),
-        num_layers=num_layers,
+        num_layers=len(layers),
         max_position_embeddings=fields.count("max_position_embeddings"),
         dtype=_dtype(fields),
         tie_word_embeddings=fields.flag("tie_word_embeddings") or False,
         layers=layers,
         draft_layers=draft_layers,
-        cross_attention=fields.encoder_decoder,
-        warnings=tuple(fields.warnings),
+        cross_attention=fields.encoder_decoder or any(level.read("is_encoder_decoder") is True for level in chain),
+        # Last: what has not been read by here is read by no rule.
+        warnings=(*fields.warnings, *name_unread(fields)),
     )
 
 
@@ -58,6 +63,21 @@ def _read_num_layers(fields: Fields) -> int:
     if count + (fields.count("num_nextn_predict_layers") or 0) > MOST_LAYERS:
         raise ConfigError(f"num_hidden_layers is {count} with draft layers behind, expected at most {MOST_LAYERS} in all")
     return count
+
+
+def _read_runs(fields: Fields, num_layers: int) -> int:
+    """How often the whole stack of layers runs over a token (Ouro's universal transformer), each run with keys of its own."""
+    runs = fields.count("total_ut_steps") or 1
+    if runs * num_layers > MOST_LAYERS:
+        raise ConfigError(
+            f"total_ut_steps is {runs} over {num_layers} layers, expected at most {MOST_LAYERS} runs of a layer in all"
+        )
+    if runs > 1:
+        fields.warn(
+            f"total_ut_steps is {runs}: the {num_layers} layers run {runs} times over every token, each time with keys and "
+            f"values of their own, and count as {runs * num_layers} layers"
+        )
+    return runs
 
 
 def _has_doubled_attention(fields: Fields) -> bool:

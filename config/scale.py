@@ -11,7 +11,7 @@ from .values import as_number, as_text
 
 def read_scale(layer: LayerView, head_dim: int, is_mla: bool) -> float:
     """The softmax scale: what the config states, else what the type fixes, else 1/sqrt(width), corrected for yarn in MLA."""
-    stated = _stated(layer)
+    stated = _stated(layer, head_dim)
     if stated is not None:
         return stated
     fixed = layer.fields.known.facts.get("scale")
@@ -27,10 +27,13 @@ def read_scale(layer: LayerView, head_dim: int, is_mla: bool) -> float:
     return scale
 
 
-def _stated(layer: LayerView) -> float | None:
+def _stated(layer: LayerView, head_dim: int) -> float | None:
     multiplier = layer.number("attention_multiplier")
     if multiplier is not None:
         return multiplier
+    if layer.fields.flag("mup_use_scaling"):
+        # Phi-3-small: scores over head_dim and not its root, times a multiplier that is 1 where none is given.
+        return (layer.number("mup_attn_multiplier") or 1.0) / head_dim
     scalar = layer.number("query_pre_attn_scalar")
     if scalar is not None:
         return float(scalar**-0.5)

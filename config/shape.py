@@ -7,6 +7,7 @@ from typing import Literal
 
 from .capacity import cross_kv_bytes_per_token, kv_bytes, max_tokens
 from .errors import InputError, UnknownLayerError
+from .notes import say_notes
 from .sizes import (
     FP8,
     FP8_LAYOUTS,
@@ -285,6 +286,11 @@ class ModelShape:
     def cross_kv_bytes_per_token(self, dtype: object = "bfloat16", tp: int = 1) -> int:
         """Bytes of one encoder token's keys and values over the layers that attend to an encoder or an image."""
         return cross_kv_bytes_per_token(self, dtype, tp)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the sizes of this shape leave out, in words: the keys and values of cross attention."""
+        return say_notes(self)
 
     def kv_bytes(self, length: int, kv_layout: str = "auto", dtype: object = "bfloat16", tp: int = 1) -> int:
         """Bytes that a sequence of this many tokens keeps on one rank, index keys included; windows keep only their own."""

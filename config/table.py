@@ -24,7 +24,8 @@ def format_shape(shape: ModelShape) -> str:
     rows += [("draft " + row[0], *row[1:]) for row in (_row(*group) for group in group_layers(shape.draft_layers))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([_title(shape), *lines, *(f"warning: {text}" for text in shape.warnings)])
+    remarks = [*(f"note: {text}" for text in shape.notes), *(f"warning: {text}" for text in shape.warnings)]
+    return "\n".join([_title(shape), *lines, *remarks])
 
 
 def _title(shape: ModelShape) -> str:

@@ -16,6 +16,7 @@ from .source import MISSING, Level
 THINKER = "thinker_config"
 NESTED = ("text_config", "language_config", "llm_config", "vlm_config")
 DECODERS = ("decoder", "decoder_config", "generator")
+SUBCONFIGS = frozenset({THINKER, *NESTED, *DECODERS})
 _NOT_FLAT = frozenset({"model_type", "architectures", "dtype", "torch_dtype", "tie_word_embeddings", "transformers_version"})
 DEEPEST = 8
 """Levels of nesting; no config has half as many, and an object that contains itself would have no end."""
@@ -24,13 +25,48 @@ _TRAITS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 
 
 def locate_text(root: Level) -> list[Level]:
-    """The text config and the levels around it, innermost first. ConfigError: two places could equally be it."""
+    """The text config and the levels around it, innermost first.
+
+    ConfigError: two places could equally be it, or one is bare class defaults while a config with layers stands unread.
+    """
     chain = [root]
     while (inner := _step(chain[0])) is not None:
         if _is_flat(chain[0], inner):
-            return [chain[0].retyped(inner), *chain[1:]]
+            chain = [chain[0].retyped(inner), *chain[1:]]
+            break
         chain.insert(0, inner)
+    _refuse_bare_defaults(chain)
     return chain
+
+
+def _refuse_bare_defaults(chain: list[Level]) -> None:
+    """ConfigError where no level states a size and another config does, under a name that means nothing here."""
+    if any(_states_layers(level) for level in chain):
+        return
+    for level in chain:
+        unread = next((child for name, child in _nested_configs(level) if _peeks_layers(child)), None)
+        if unread is not None:
+            place = chain[0].path or "the root"
+            raise ConfigError(
+                f"{place} states no number of layers, heads or channels (type {_type_of(chain)!r} would fill in its own), while "
+                f"{unread.path} states a model with layers and is no known place of a text config; "
+                f"put that under {NESTED[0]}, or pass it as the source"
+            )
+
+
+def _type_of(chain: list[Level]) -> object:
+    return next((kind for level in chain if (kind := level.stated("model_type")) is not MISSING), "")
+
+
+def _nested_configs(level: Level) -> list[tuple[str, Level]]:
+    """Nested configs that the source states under names that neither the search nor the type knows."""
+    known = (*NESTED, *DECODERS, THINKER, *level.known.nested)
+    found = ((name, level.peek_child(name)) for name in level.names() if name not in known and level.peek(name) is not None)
+    return [(name, child) for name, child in found if child is not None]
+
+
+def _peeks_layers(level: Level) -> bool:
+    return any(level.peek(name) not in (MISSING, None) for name in SPELLINGS["num_hidden_layers"])
 
 
 def _is_flat(level: Level, inner: Level) -> bool:
@@ -67,9 +103,8 @@ def _any_other(level: Level) -> list[Level]:
     """Nested configs under names of their own that describe a language model, in types that transformers does not have."""
     if level.known is not NOTHING:
         return []
-    names = [name for name in level.names() if name not in (*NESTED, *DECODERS, THINKER)]
-    children = [child for name in names if level.states(name) and (child := level.child(name)) is not None]
-    return [child for child in children if _states_layers(child) and child.stated("vocab_size") is not MISSING]
+    found = [child for _, child in _nested_configs(level)]
+    return [child for child in found if _states_layers(child) and child.stated("vocab_size") is not MISSING]
 
 
 def _text_child(level: Level, name: str) -> Level | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .errors import ConfigError
-from .fields import Fields
 from .kinds import CHUNKED, COMPRESSED_HEAVY, COMPRESSED_SPARSE, SLIDING, is_layer_type
 from .layer_view import LayerView
 from .source import MISSING
@@ -24,7 +23,8 @@ def read_window(layer: LayerView) -> int | None:
     value = _shared_value(layer)
     window = None if value is MISSING else as_count(value, "sliding_window")
     if window is not None:
-        return window
+        extra = layer.fields.known.facts.get("window_extra")
+        return window + (extra if isinstance(extra, int) else 0)
     if value is MISSING and layer.kind == SLIDING:
         raise ConfigError(
             f"layer {layer.layer_id} is of type {layer.kind} but sliding_window is unset; expected the number of keys it keeps"
@@ -34,9 +34,6 @@ def read_window(layer: LayerView) -> int | None:
 
 def _shared_value(layer: LayerView) -> object:
     fields = layer.fields
-    previous = _previous_tokens(fields)
-    if previous is not None:
-        return previous
     own = next((entry.value for entry in layer._own("sliding_window")), MISSING)
     if own is not MISSING:
         return own
@@ -51,14 +48,6 @@ def _shared_value(layer: LayerView) -> object:
     if isinstance(value, Mapping) and any(is_layer_type(name) for name in value):
         return value.get(layer.kind)
     return fields.raw("window_size") if value is MISSING else value
-
-
-def _previous_tokens(fields: Fields) -> int | None:
-    """A window stated as the number of earlier tokens, for the types whose class adds the token itself."""
-    extra = fields.known.facts.get("window_size_extra")
-    stated = fields.text_level.stated("sliding_window_size") if extra else MISSING
-    size = as_count(stated, "sliding_window_size") if stated is not MISSING else None
-    return size + int(str(extra)) if size else None
 
 
 def read_chunk(layer: LayerView) -> int | None:

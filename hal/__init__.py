@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-
-# Type checkers take a variable of this name for true; importing it would take longer than all else that is done here.
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import backend as backend

@@ -113,10 +113,7 @@ def examine_torch() -> Section:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return {"version": None, "build": {}, "location": None}
-    try:
-        spec = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):
-        spec = None
+    spec = importlib.util.find_spec("torch")
     location = Path(spec.origin).parent if spec is not None and spec.origin else None
     build: Section = {}
     if location is not None and (location / "version.py").is_file():

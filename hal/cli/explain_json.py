@@ -38,6 +38,7 @@ def to_dict(answer: Explanation) -> dict[str, Any]:
             "index_topk": shape.index_topk,
             "layers": _list_layers(shape.layers),
             "draft_layers": _list_layers(shape.draft_layers),
+            "notes": shape.notes,
             "warnings": shape.warnings,
         },
         "dtype": answer.dtype,

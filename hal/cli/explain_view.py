@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from hal.common.proof import say_state, shorten_commit
+from hal.common.proof import say_state
 from hal.common.reason import Reason
 from hal.common.registry import backends, platforms
 from hal.common.wording import say_count
@@ -47,6 +47,8 @@ def _show_model(answer: Explanation, console: Console) -> None:
         for layer, ids in group_layers(layers):
             table.add_row(f"{prefix}layers {format_ids(ids)}" if len(ids) > 1 else f"{prefix}layer {ids[0]}", say_layer(layer))
     _print(console, table)
+    for note in shape.notes:
+        _print(console, Text(f"note: {note}"))
     for warning in shape.warnings:
         _print(console, Text(f"warning: {warning}", style="yellow"))
     kinds = (("tensor-parallel", answer.parallel.tp), ("decode-context", answer.parallel.dcp))
@@ -128,10 +130,10 @@ def _say_evidence(evidence: Sequence[Evidence]) -> str:
     """The reports by suite and means, with their cases added up."""
     counts: dict[tuple[str, ...], int] = {}
     for each in evidence:
-        key = (each.suite, each.means, shorten_commit(each.commit), each.date)
+        key = (each.suite, each.means, each.commit[:9], each.date)
         counts[key] = counts.get(key, 0) + each.passed
     return "; ".join(
-        f"{count:,} cases of {suite}, by {means}, commit {commit}, {date}"
+        f"{count:,} cases of {suite} in {means}, commit {commit}, {date}"
         for (suite, means, commit, date), count in counts.items()
     )
 

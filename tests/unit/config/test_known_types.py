@@ -66,9 +66,12 @@ def _quiet() -> Iterator[None]:
 
 
 def attempt(source: object) -> ModelShape | None:
-    """The shape without its name, which some classes change; None for a ConfigError; anything else is a failure."""
+    """The shape; None for a ConfigError; anything else is a failure.
+
+    Without its name, which some classes change, and without its warnings: an object does not tell what was stated.
+    """
     try:
-        return dataclasses.replace(read_shape(source), model_type="")
+        return dataclasses.replace(read_shape(source), model_type="", warnings=())
     except ConfigError:
         return None
 
@@ -118,7 +121,8 @@ def test_changed_fields_give_the_shape_of_the_object(name: str) -> None:
     for change in (change for change in CHANGES if concerns(name, change)):
         given = {CONFIG_MAPPING[name].attribute_map.get(field, field): value for field, value in change.items()}
         config = build(name, **given)
-        if config is not None:
+        # A class that keeps a field at its root and builds its text config without it has dropped it: a file may still mean it.
+        if config is not None and attempt(config) != attempt(default(name)):
             assert attempt({"model_type": name, **given}) == attempt(config), given
 
 

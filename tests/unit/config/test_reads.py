@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import ChainMap, Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,72 @@ def test_reading_a_file_loads_no_heavy_library(tmp_path: Path) -> None:
     )
     found = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+class Vivid(dict[str, Any]):
+    """A mapping that makes up a value for any key that is asked for, and keeps it."""
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = None
+        return None
+
+
+class CachingObject:
+    """An object whose attributes leave traces in it: a cached property, a property that counts, a hook that keeps answers."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
+        self.asked = 0
+
+    @functools.cached_property
+    def head_dim(self) -> int:
+        return 16
+
+    @property
+    def sliding_window(self) -> None:
+        self.asked += 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, None)
+        return None
+
+
+def vivid(value: Any) -> Any:
+    return Vivid({name: vivid(item) for name, item in value.items()}) if isinstance(value, dict) else value
+
+
+def defaulting(value: Any) -> Any:
+    if isinstance(value, dict):
+        return defaultdict(lambda: None, {name: defaulting(item) for name, item in value.items()})
+    return value
+
+
+def caching(value: Any) -> Any:
+    return CachingObject({name: caching(item) for name, item in value.items()}) if isinstance(value, dict) else value
+
+
+def traces(source: Any) -> Any:
+    """Everything a source holds, at every level."""
+    if isinstance(source, CachingObject):
+        return {name: traces(value) for name, value in vars(source).items()}
+    return {name: traces(value) for name, value in source.items()} if isinstance(source, dict) else source
+
+
+@pytest.mark.parametrize("name", ["flat", "composite"])
+@pytest.mark.parametrize("form", [defaulting, vivid, caching])
+def test_reading_leaves_no_trace_in_a_source_that_makes_things_up(form: Callable[[Any], Any], name: str) -> None:
+    source = form(SOURCES[name])
+    before = repr(traces(source))
+    shape = read_shape(source)
+    assert repr(traces(source)) == before
+    if form is not caching:
+        assert shape == read_shape(SOURCES[name])
+
+
+def test_a_mapping_gives_what_it_lists_and_nothing_else() -> None:
+    """`__missing__` and a default factory answer for keys that the mapping does not have; these state nothing."""
+    made_up = defaultdict(lambda: 7, {key: value for key, value in BLOCKS.items() if isinstance(value, int)})
+    assert read_shape(made_up).layers[0].window is None
+    assert read_shape(ChainMap({"hidden_size": 128}, dict(made_up))).hidden_size == 128

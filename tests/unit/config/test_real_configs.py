@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hal.config import LayerShape, ModelShape, read_shape
+from hal.config.harmless import is_harmless
+from hal.config.known_types import NOTHING, known_type
+from hal.config.names import FIELDS
 
-FOLDER = Path(__file__).parents[3].parent / "shared" / "configs"
-ABSENT = f"the real configs are not beside the checkout ({FOLDER.name}/MANIFEST.json)"
+TABLE = Path(__file__).with_name("real_configs.jsonl")
+"""One public config a line: where it was found, its fields that may concern attention, and the values derived from it by hand.
 
+`python tests/unit/config/test_real_configs.py FOLDER` writes it from whole files and their MANIFEST.json.
+"""
 
-def manifest() -> list[dict[str, Any]]:
-    """One entry per file, empty where the folder is absent."""
-    path = FOLDER / "MANIFEST.json"
-    return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []
-
-
-def load(name: str) -> dict[str, Any]:
-    """A config's JSON object."""
-    return dict(json.loads((FOLDER / name).read_text(encoding="utf-8")))
+ENTRIES: list[dict[str, Any]] = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
+BY_FILE = {entry["file"].removesuffix(".json"): entry for entry in ENTRIES}
 
 
-ENTRIES = manifest()
-pytestmark = pytest.mark.skipif(not ENTRIES, reason=ABSENT)
-EACH = pytest.mark.parametrize("entry", ENTRIES, ids=[entry["file"].removesuffix(".json") for entry in ENTRIES])
+def parametrize(entries: list[dict[str, Any]]) -> Any:
+    """A test for each of these entries."""
+    return pytest.mark.parametrize("entry", entries, ids=[entry["file"].removesuffix(".json") for entry in entries])
+
+
+def read(name: str) -> ModelShape:
+    """The shape of one real config."""
+    return read_shape(BY_FILE[name]["config"])
 
 
 def facts(shape: ModelShape) -> dict[str, Any]:
@@ -86,27 +91,32 @@ def agree(shape: ModelShape, entry: dict[str, Any]) -> None:
     assert {name: found[name] for name in compared} == {name: known[name] for name in compared}
 
 
-@EACH
-def test_file(entry: dict[str, Any]) -> None:
-    agree(read_shape(FOLDER / entry["file"]), entry)
+@parametrize(ENTRIES)
+def test_a_real_config_gives_the_values_derived_by_hand(entry: dict[str, Any]) -> None:
+    agree(read_shape(entry["config"]), entry)
 
 
-@EACH
-def test_object(entry: dict[str, Any]) -> None:
+@parametrize([entry for entry in ENTRIES if known_type(entry["config"].get("model_type", "")) is not NOTHING])
+def test_the_object_that_transformers_builds_gives_the_same(entry: dict[str, Any]) -> None:
     """text_path may differ: transformers nests the fields of old flat files."""
     mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
-    config = load(entry["file"])
-    if config.get("model_type") not in mapping:
-        pytest.skip("the type is not in transformers")
-    from_file, from_object = read_shape(config), read_shape(mapping[config["model_type"]].from_dict(config))
-    assert from_object == from_file
+    config = copy.deepcopy(entry["config"])
+    assert read_shape(mapping[config["model_type"]].from_dict(config)) == read_shape(entry["config"])
+
+
+@parametrize(ENTRIES)
+def test_warnings_name_what_nobody_reads_and_nothing_else(entry: dict[str, Any]) -> None:
+    """Each field listed was looked at: what it says is in no shape."""
+    prefix = "not understood: "
+    found = next((text for text in read_shape(entry["config"]).warnings if text.startswith(prefix)), prefix)
+    assert found.removeprefix(prefix).partition(";")[0].split(", ") == (entry.get("not_understood") or [""])
 
 
 @pytest.mark.parametrize(
-    ("file", "kv_growth", "index_growth"), [("deepseek-v4-flash.json", 5536, 1344), ("deepseek-v4.1-flash.json", 2560, None)]
+    ("name", "kv_growth", "index_growth"), [("deepseek-v4-flash", 5536, 1344), ("deepseek-v4.1-flash", 2560, None)]
 )
-def test_growth_of_compressed_layers(file: str, kv_growth: int, index_growth: int | None) -> None:
-    shape = read_shape(FOLDER / file)
+def test_growth_of_compressed_layers(name: str, kv_growth: int, index_growth: int | None) -> None:
+    shape = read(name)
     start, step = 2**20, 12800
     bare = [layer for layer in shape.layers if layer.entry_source == layer.layer_id]
     entries = sum(layer.kv_bytes_per_token() / layer.compress_ratio for layer in bare if layer.compress_ratio)
@@ -116,24 +126,53 @@ def test_growth_of_compressed_layers(file: str, kv_growth: int, index_growth: in
 
 
 def test_sources_of_compressed_entries_and_choices() -> None:
-    entry = next(entry for entry in ENTRIES if entry["file"] == "deepseek-v4.1-flash.json")["expected"]
-    shape = read_shape(FOLDER / "deepseek-v4.1-flash.json")
+    entry = BY_FILE["deepseek-v4.1-flash"]["expected"]
+    shape = read("deepseek-v4.1-flash")
     assert [layer.layer_id for layer in shape.layers if layer.entry_source == layer.layer_id] == entry["kv_source_layers"]
     assert [layer.layer_id for layer in shape.layers if layer.indexer and layer.indexer.owns] == entry["index_source_layers"]
     assert [layer.compress_ratio for layer in shape.layers] == [0] * 2 + [2] * 18 + [1] * 20
     assert [layer.compress_span for layer in shape.layers] == [0] * 2 + [2] * 18 + [1] * 20
-    older = read_shape(FOLDER / "deepseek-v4-flash.json")
+    older = read("deepseek-v4-flash")
     assert {(layer.compress_ratio, layer.compress_span) for layer in older.layers} == {(0, 0), (4, 8), (128, 128)}
 
 
 def test_blocks_of_block_sparse_layers() -> None:
-    layer = read_shape(FOLDER / "minimax-m3.json").layers[3]
+    layer = read("minimax-m3").layers[3]
     assert layer.block_sparse is not None
     assert (layer.block_sparse.topk_blocks, layer.block_sparse.block_size) == (16, 128)
     assert (layer.block_sparse.num_heads, layer.block_sparse.head_dim) == (4, 128)
 
 
 def test_sinks_by_layer_type() -> None:
-    shape = read_shape(FOLDER / "mimo-v2-flash.json")
+    shape = read("mimo-v2-flash")
     assert all(layer.sink == (layer.window is not None) for layer in shape.layers)
-    assert all(layer.sink for layer in read_shape(FOLDER / "gpt-oss-20b.json").layers)
+    assert all(layer.sink for layer in read("gpt-oss-20b").layers)
+
+
+def keep(config: dict[str, Any]) -> dict[str, Any]:
+    """A config without the fields that are known not to matter, at every level that can hold text."""
+    kept = {}
+    for name, value in config.items():
+        if name in ("text_config", "language_config"):
+            kept[name] = keep(value)
+        elif name in FIELDS or not is_harmless(name):
+            kept[name] = value
+    return kept
+
+
+def write_table(folder: Path) -> None:
+    """The table from whole files; the warnings are those of today, to be read before they are trusted."""
+    prefix = "not understood: "
+    lines = []
+    for entry in json.loads((folder / "MANIFEST.json").read_text(encoding="utf-8")):
+        config = keep(json.loads((folder / entry["file"]).read_text(encoding="utf-8")))
+        named = [text for text in read_shape(config).warnings if text.startswith(prefix)]
+        line = {"file": entry["file"], "model": entry["model"], "source": entry["source"], "config": config}
+        line["expected"] = entry["expected"]
+        line["not_understood"] = named[0].removeprefix(prefix).partition(";")[0].split(", ") if named else []
+        lines.append(json.dumps(line) + "\n")
+    TABLE.write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_table(Path(sys.argv[1]))
