@@ -64,9 +64,11 @@ def count_parameters(source: object, shape: ModelShape) -> ParameterCount:
     embeddings = shape.vocab_size * hidden * (1 if shape.tie_word_embeddings else 2)
     divided, replicated = embeddings, 0
     dense, sparse = _feed_forward(fields, hidden), _experts(fields, hidden)
-    blocks = _expert_layers(fields, shape.num_layers) if sparse else [False] * shape.num_layers
-    lone = _lone_blocks(fields, shape.num_layers)
-    for layer, has_experts, block in zip(shape.layers, blocks, lone, strict=True):
+    # A stack that runs several times has its weights once.
+    layers = shape.layers[: shape.num_layers // (fields.count("total_ut_steps") or 1)]
+    blocks = _expert_layers(fields, len(layers)) if sparse else [False] * len(layers)
+    lone = _lone_blocks(fields, len(layers))
+    for layer, has_experts, block in zip(layers, blocks, lone, strict=True):
         own, shared = (0, 0) if block in ("E", "-") else _attention(layer, hidden)
         behind = 0 if block in ("M", "*") else sparse if block == "E" or (block == "" and has_experts) else dense
         divided += own + behind

@@ -60,3 +60,10 @@ def test_a_quantisation_makes_all_but_embeddings_smaller(tmp_path: Path) -> None
     assert plain.bytes_on_rank("bfloat16") == 2 * plain.total
     assert counted.bytes_on_rank("bfloat16") == plain.total + plain.embeddings
     assert counted.bytes_on_rank("bfloat16", tp=2) == counted.bytes_on_rank("bfloat16") // 2
+
+
+def test_a_stack_that_runs_several_times_has_its_weights_once() -> None:
+    once = {"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
+    several = {**once, "total_ut_steps": 4}
+    assert read_shape(several).num_layers == 12
+    assert count_parameters(several, read_shape(several)) == count_parameters(once, read_shape(once))
