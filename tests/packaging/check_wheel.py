@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 MAPPED = SETUPTOOLS["package-dir"]
-DATA = (".toml", ".json", ".jsonl", ".html")
+DATA = (".toml", ".json", ".jsonl", ".html", ".txt")
 LEFT_OUT = {f"hal/matrix/{name}" for name in ("support.json", "support.html", "parity.json")}
 """What is made of the package's data, and for people who look at the repository."""
 COMPOSITE = ROOT / "examples" / "composite-deepseek-v3.2.json"
