@@ -24,8 +24,10 @@ def batches(draw, block_size: int = 4, num_groups: int = 3) -> tuple[hal.Batch, 
     tables = []
     for _ in range(draw(st.sampled_from([1, num_groups]))):
         table = np.full((len(queries), width), draw(st.sampled_from([JUNK, -1, 0])), np.int32)
-        for row, count in zip(table, pages, strict=True):
-            row[:count] = rng.permutation(BLOCKS)[:count]
+        # No page is two requests': two that write to one are refused.
+        ids, ends = rng.permutation(BLOCKS), np.cumsum(pages)
+        for row, count, end in zip(table, pages, ends, strict=True):
+            row[:count] = ids[end - count : end]
         tables.append(table)
     flags = draw(st.none() | st.lists(st.booleans(), min_size=len(queries), max_size=len(queries)))
     return hal.Batch(queries, seqs, tables, is_prefilling=flags), flags

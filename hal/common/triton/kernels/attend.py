@@ -102,20 +102,19 @@ def attend_keys(
     lanes = tl.arange(0, BLOCK_M)
     # Programs whose tile lies past the queries have nothing to do; padding may need more rounds than there are tiles.
     num_tiles = tl.num_programs(0) // (NUM_V * KV_HEADS)
-    if TOKENS > 0 and request == num_requests:
-        return
     if request == num_requests:
-        for first_row in range(tile * BLOCK_M, query_len * GROUP, num_tiles * BLOCK_M):
-            row = first_row + lanes
-            token = (begin + row // GROUP).to(tl.int64)
-            head = kv_head * GROUP + row % GROUP
-            is_live = row < query_len * GROUP
-            to = out + part * out_part + token * out_token + head * out_head
-            zeros = tl.zeros([BLOCK_M, BLOCK_V], out.dtype.element_ty)
-            tl.store(to[:, None] + values[None, :], zeros, mask=is_live[:, None] & (values < VALUE)[None, :])
-            if HAS_LSE and first_v == 0:
-                nothing = tl.full([BLOCK_M], float("-inf"), tl.float32)
-                tl.store(lse + part * lse_part + token * lse_token + head, nothing, mask=is_live)
+        if TOKENS == 0:
+            for first_row in range(tile * BLOCK_M, query_len * GROUP, num_tiles * BLOCK_M):
+                row = first_row + lanes
+                token = (begin + row // GROUP).to(tl.int64)
+                head = kv_head * GROUP + row % GROUP
+                is_live = row < query_len * GROUP
+                to = out + part * out_part + token * out_token + head * out_head
+                zeros = tl.zeros([BLOCK_M, BLOCK_V], out.dtype.element_ty)
+                tl.store(to[:, None] + values[None, :], zeros, mask=is_live[:, None] & (values < VALUE)[None, :])
+                if HAS_LSE and first_v == 0:
+                    nothing = tl.full([BLOCK_M], float("-inf"), tl.float32)
+                    tl.store(lse + part * lse_part + token * lse_token + head, nothing, mask=is_live)
         return
     if tile * BLOCK_M >= query_len * GROUP:
         return
