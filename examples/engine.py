@@ -42,8 +42,8 @@ class TinyModel:
         device, dtype = plan.device.torch_device, getattr(torch, plan.dtype)
 
         def draw(*shape: int) -> torch.Tensor:
-            values = torch.randn(shape, generator=generator, dtype=torch.float64)
-            return (values / shape[0] ** 0.5).to(device, dtype)
+            values: torch.Tensor = torch.randn(shape, generator=generator, dtype=torch.float64) / shape[0] ** 0.5
+            return values.to(device, dtype)
 
         width = self.shape.hidden_size
         self.embedding = draw(self.shape.vocab_size, width) * width**0.5

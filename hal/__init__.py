@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+# Type checkers take a variable of this name for true; importing it would take longer than all else that is done here.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from . import backend as backend

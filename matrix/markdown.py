@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from hal.common.proof import STATES, say_state
+from hal.common.proof import STATES, say_state, shorten_commit
 from hal.common.registry import platforms
 
 from .cells import Cell, Variant
@@ -112,7 +112,7 @@ def _evidence(evidence: Sequence[Evidence]) -> Iterator[str]:
     for each in evidence:
         on_card = not platforms()[each.backend.partition(":")[0]].always_present
         words = (each.backend, each.arch, say_state(each.state, is_card=on_card), each.means, each.device, each.suite)
-        key = (*words, each.commit.removesuffix("-dirty")[:9] + "-dirty" * each.commit.endswith("-dirty"), each.date)
+        key = (*words, shorten_commit(each.commit), each.date)
         counts[key] = counts.get(key, 0) + each.passed
     rows = [(*key[:6], f"{count:,}", *key[6:]) for key, count in counts.items()]
     yield from _table(("backend", "arch", "state", "by", "run on", "suite", "cases", "commit", "date"), rows)

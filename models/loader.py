@@ -117,12 +117,12 @@ def _load_in_portions(source: _Source, config: LoadStateDictConfig, progress: bo
     index, plan = source.index, source.plan
     merged: Any = None
     with _progress_bar(progress) as bar:
-        task = bar.add_task("Loading weights", total=sum(_bytes(index, keys) for keys in set(plan.assigned.values())))
+        task = bar.add_task("Loading weights", total=sum(_own_bytes(source, keys) for keys in source.targets))
         for groups in _split(index, plan):
             info = _load_portion(source, config, groups)
             _give_back_freed_memory()
             merged = info if merged is None else _merge(merged, info)
-            bar.advance(task, sum(_bytes(index, keys) for keys in groups))
+            bar.advance(task, sum(_own_bytes(source, keys) for keys in groups))
     return merged
 
 
@@ -183,6 +183,13 @@ def _split(index: CheckpointIndex, plan: CheckpointPlan) -> list[list[tuple[str,
         portions[-1].append(keys)
         held += _bytes(index, keys)
     return portions
+
+
+def _own_bytes(source: _Source, keys: tuple[str, ...]) -> int:
+    """Bytes of the rank's part of the parameter that these keys make up; all of them where they make up several."""
+    targets, whole = source.targets[keys], _bytes(source.index, keys)
+    part = source.slices.parts.get(targets[0]) if len(targets) == 1 else None
+    return whole if part is None else whole * part.length // part.size
 
 
 def _bytes(index: CheckpointIndex, keys: Iterable[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from transformers import PreTrainedModel
 
 from hal.common.parallel import Parallel
@@ -14,13 +15,25 @@ from .checkpoint_header import StoredTensor
 from .keys import NUMBER, KeyResolver
 from .merging import source_parts
 from .sharding import plan_sharding
-from .slices import Slices
+from .slices import Slices, block
 
 
 def shares_per_rank(module: PreTrainedModel, shape: ModelShape, parallel: Parallel) -> tuple[Slices, ...]:
-    """What each tensor-parallel rank keeps of the module. InputError where the ranks do not divide it."""
-    ranks = (replace(parallel, tp_rank=rank) for rank in range(parallel.tp))
-    return tuple(plan_sharding(module, shape, rank).slices for rank in ranks)
+    """What each tensor-parallel rank keeps of the module, in size. InputError where the ranks do not divide it.
+
+    Heads and widths divide evenly or not at all, so that ranks differ in their share of the vocabulary alone: one of those
+    with the same share stands for all, and the model is looked at once or twice instead of once a rank.
+    """
+    weights = [getattr(end, "weight", None) for end in (module.get_input_embeddings(), module.get_output_embeddings())]
+    sizes = [weight.shape[0] for weight in weights if isinstance(weight, torch.Tensor)]
+    known: dict[tuple[int, ...], Slices] = {}
+    shares = []
+    for rank in range(parallel.tp):
+        kind = tuple(len(block(size, rank, parallel.tp)) for size in sizes)
+        if kind not in known:
+            known[kind] = plan_sharding(module, shape, replace(parallel, tp_rank=rank)).slices
+        shares.append(known[kind])
+    return tuple(shares)
 
 
 def count_bytes(

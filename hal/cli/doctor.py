@@ -113,7 +113,10 @@ def examine_torch() -> Section:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return {"version": None, "build": {}, "location": None}
-    spec = importlib.util.find_spec("torch")
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        spec = None
     location = Path(spec.origin).parent if spec is not None and spec.origin else None
     build: Section = {}
     if location is not None and (location / "version.py").is_file():

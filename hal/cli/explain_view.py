@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from hal.common.proof import say_state
+from hal.common.proof import say_state, shorten_commit
 from hal.common.reason import Reason
 from hal.common.registry import backends, platforms
 from hal.common.wording import say_count
@@ -130,10 +130,10 @@ def _say_evidence(evidence: Sequence[Evidence]) -> str:
     """The reports by suite and means, with their cases added up."""
     counts: dict[tuple[str, ...], int] = {}
     for each in evidence:
-        key = (each.suite, each.means, each.commit[:9], each.date)
+        key = (each.suite, each.means, shorten_commit(each.commit), each.date)
         counts[key] = counts.get(key, 0) + each.passed
     return "; ".join(
-        f"{count:,} cases of {suite} in {means}, commit {commit}, {date}"
+        f"{count:,} cases of {suite}, by {means}, commit {commit}, {date}"
         for (suite, means, commit, date), count in counts.items()
     )
 

@@ -74,6 +74,8 @@ def say_model(shape: ModelShape) -> tuple[str, str]:
 
 def say_verdict(answer: Explanation) -> str:
     """On which of the devices asked for the model is served."""
+    if all(layer.kind in ("none", "cross") for layer in answer.shape.layers):
+        return "verdict: no layer of it attends in a way that is hal's to serve"
     served = [found.device.target for found in answer.devices if found.is_served]
     others = [found.device.target for found in answer.devices if not found.is_served]
     if not served:

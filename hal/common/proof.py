@@ -28,3 +28,9 @@ def say_state(state: str, *, is_card: bool) -> str:
 def weakest(states: list[str]) -> str:
     """The state of what needs them all; "declared" for nothing."""
     return max(states, key=STATES.index) if states else "declared"
+
+
+def shorten_commit(commit: str) -> str:
+    """Nine letters of a commit, and whether the checkout differed from it."""
+    head, dash, changed = commit.partition("-")
+    return f"{head[:9]}{dash}{changed}"

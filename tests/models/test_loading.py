@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -68,3 +69,27 @@ def test_the_reading_switch_is_put_back(tmp_path: Path, monkeypatch: pytest.Monk
         load(tmp_path, device="cpu", limits=LIMITS, progress=False)
         assert os.environ.get(loader.NO_THREADS) == before
     assert seen == ["1", "1"]
+
+
+def test_an_interrupted_load_leaves_nothing_half_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders.save(tiny.build(tiny.qwen3_moe()), tmp_path)
+    monkeypatch.setattr(loader, "SMALLEST_PORTION", 1)
+    read, portions = loader._load_portion, []
+
+    def interrupt(*args: object) -> object:
+        portions.append(args)
+        if len(portions) == 3:
+            raise KeyboardInterrupt
+        return read(*args)
+
+    def count_models() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), transformers.PreTrainedModel) for each in gc.get_objects())
+
+    before = count_models(), os.environ.get(loader.NO_THREADS), transformers.logging.get_verbosity()
+    monkeypatch.setattr(loader, "_load_portion", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        load(tmp_path, device="cpu", limits=LIMITS, progress=False)
+    portions[:] = [()] * 3
+    assert (count_models(), os.environ.get(loader.NO_THREADS), transformers.logging.get_verbosity()) == before
+    assert load(tmp_path, device="cpu", limits=LIMITS, progress=False).generate([[5, 6, 7]], 2)

@@ -60,6 +60,8 @@ NEEDS_TORCH = {
     "import-ops": "import hal.ops",
     "testing": "hal.testing.conformance_cases",
     "import-testing": "from hal.testing import conformance_cases",
+    "import-convert": "from hal.convert import convert_cache",
+    "pages": "hal.pages.PagePool(4)",
     "import-models": "from hal.models import load",
     "kernels": "hal.kernels('cpu')",
 }

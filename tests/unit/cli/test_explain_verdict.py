@@ -69,6 +69,12 @@ def test_unserved_is_no_failure_where_it_is_allowed(tmp_path: Path, capsys: pyte
     assert report["served_on"] == []
 
 
+def test_a_model_without_attention_is_not_called_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, {**SHORT, "layer_types": ["linear_attention"] * 2})
+    assert main(["explain", folder, "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1].startswith("verdict: no layer of it attends")
+
+
 def test_json_says_its_schema_and_hals_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = explain_json(capsys, write(tmp_path, SHORT), "--device", "cpu")
     assert (report["schema"], report["hal"]) == (1, hal.__version__)
@@ -141,6 +147,7 @@ def test_each_backend_comes_with_how_far_it_is_proved(
     text = capsys.readouterr().out
     assert any(line.rstrip().endswith(said) for line in text.splitlines())
     assert ("has run on a card" in text) == (target != "cpu" and said != "ran on a card")
+    assert ("cases of a_suite, by the device itself" in " ".join(text.split())) == (said != "declared")
     assert ("commit 012345678" in text) == (said != "declared")
 
 

@@ -13,8 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
 from hal.cli import main
+from hal.common.parallel import Parallel
+from hal.config import read_shape
 from hal.models import plan_checkpoint
 from hal.models.build import build_module
+from hal.models.checkpoint_index import read_index
+from hal.models.checkpoint_plan import plan_tensors
+from hal.models.sharding import plan_sharding
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
 
@@ -100,6 +105,19 @@ def test_ranks_read_their_parts_and_norms_whole(folder: Path, capsys: pytest.Cap
     whole = sum(tensor.numel() * 4 for tensor in stored.values())
     norms = sum(tensor.numel() * 4 for name, tensor in stored.items() if "norm" in name)
     assert read == [(whole - norms) // 2 + norms] * 2
+
+
+def test_every_rank_is_counted_as_if_it_were_asked_alone(tmp_path: Path) -> None:
+    config = LlamaConfig(**(SIZES | {"vocab_size": 61}), num_hidden_layers=2)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    index = read_index(tmp_path)
+    alone = []
+    for rank in range(4):
+        module, shape = build_module(config), read_shape(config)
+        slices = plan_sharding(module, shape, Parallel(tp=4, tp_rank=rank)).slices
+        alone.append(plan_tensors(index, module, shape, (slices,)).bytes_per_rank[0])
+    assert len(set(alone)) == 2
+    assert plan_checkpoint(tmp_path, parallel=Parallel(tp=4)).bytes_per_rank == tuple(alone)
 
 
 def test_ranks_that_do_not_divide_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
