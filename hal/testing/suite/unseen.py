@@ -1,7 +1,8 @@
-"""Cases of what a query may not see: NaN and infinities there change no bit of its result.
+"""Cases of what a query may not see: NaN and infinities there leave its result what it is.
 
 Of a batch's queries some are observed. Whatever none of them sees is filled with NaN and infinities; what a call gives for
-them is held to the reference, and where results are deterministic to the bits that the same call gives on clean memory.
+them is held to the reference. Not to the bits of clean memory: a tile may be done again by another kernel, whose compiler
+sums in another order.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _check_paged(layout: str, dtype: str, sight: Sight, sizes: Sizes, name: str,
         )
 
     spoilt = spoil_rows(cache, rows_of(cache, table, sight.seen()), generator)
-    _compare(backend, partial(call, spoilt), partial(call, cache), expected, sight.observed())
+    _compare(call(spoilt), expected, sight.observed())
 
 
 def _check_varlen(sight: Sight, selects: bool, sizes: Sizes, name: str, backend: Backend) -> None:
@@ -126,8 +127,8 @@ def _check_varlen(sight: Sight, selects: bool, sizes: Sizes, name: str, backend:
             selected=None if selected is None else selected.to(where),
         )
 
-    spoilt = partial(call, spoil_tensor(k, rows, generator), spoil_tensor(v, rows, generator))
-    _compare(backend, spoilt, partial(call, k, v), expected, sight.observed())
+    found = call(spoil_tensor(k, rows, generator), spoil_tensor(v, rows, generator))
+    _compare(found, expected, sight.observed())
 
 
 def _check_sparse(layout: str, sizes: Sizes, name: str, backend: Backend) -> None:
@@ -155,7 +156,7 @@ def _check_sparse(layout: str, sizes: Sizes, name: str, backend: Backend) -> Non
         return backend.sparse_mla(q.to(where), [segment], kv_lora_rank=lora, softmax_scale=0.2, need_lse=_gives_lse(backend))
 
     spoilt = spoil_rows(cache, rows[observed], generator)
-    _compare(backend, partial(call, spoilt), partial(call, cache), expected, [observed])
+    _compare(call(spoilt), expected, [observed])
 
 
 def _check_scores(layout: str, sizes: Sizes, name: str, backend: Backend) -> None:
@@ -172,7 +173,7 @@ def _check_scores(layout: str, sizes: Sizes, name: str, backend: Backend) -> Non
         return backend.index_scores(iq.to(where), weights.to(where), copy_cache(given, where), _move(batch, where)), None
 
     spoilt = spoil_rows(cache, rows_of(cache, table, LATER.seen()), generator)
-    _compare(backend, partial(call, spoilt), partial(call, cache), (expected, expected), LATER.observed())
+    _compare(call(spoilt), (expected, expected), LATER.observed())
 
 
 def _check_gather(layout: str, sizes: Sizes, name: str, backend: Backend) -> None:
@@ -188,22 +189,10 @@ def _check_gather(layout: str, sizes: Sizes, name: str, backend: Backend) -> Non
         expect_identical(part, same, f"part {number} of rows between NaN and infinities")
 
 
-def _compare(
-    backend: Backend,
-    spoilt: Callable[[], Result],
-    clean: Callable[[], Result],
-    expected: tuple[torch.Tensor, torch.Tensor],
-    observed: Sequence[int],
-) -> None:
-    found = spoilt()
-    is_exact = backend.capabilities is not None and backend.capabilities.deterministic
-    same = clean() if is_exact else found
-    for what, part, again, wanted in zip(("out", "lse"), found, same, expected, strict=True):
-        if part is None or again is None:
-            continue
-        text = f"{what} of queries that see no NaN and no infinity"
-        expect_close(part[observed], wanted[observed], part.dtype, text)
-        expect_identical(part[observed], again[observed], text)
+def _compare(found: Result, expected: tuple[torch.Tensor, torch.Tensor], observed: Sequence[int]) -> None:
+    for what, part, wanted in zip(("out", "lse"), found, expected, strict=True):
+        if part is not None:
+            expect_close(part[observed], wanted[observed], part.dtype, f"{what} of queries that see no NaN and no infinity")
 
 
 def _layout(name: str, dtype: str, sizes: Sizes) -> Layout:

@@ -83,7 +83,7 @@ def attend_keys(
 
     With TOKENS above 0 the kernel repairs. A weight of zero keeps finite values out and no others, so rows whose tile reads NaN
     or infinities that other rows see are not finite. Each of TOKENS programs does one of a tile's tokens, and nothing where its
-    result is finite: it reads what that token sees alone, in the same tile, so that the bits are those of clean memory.
+    result is finite: it reads what that token sees alone, in the same tile.
     """
     tile = tl.program_id(0)
     if TOKENS > 0:
