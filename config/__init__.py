@@ -6,7 +6,8 @@ if __name__ != "hal.config":
     raise ImportError("this folder is the package hal.config; import it by that name")
 
 from .errors import ConfigError, HalError
-from .shape import BlockSparseShape, IndexerShape, LayerShape, MLAShape, ModelShape
+from .layer_shape import BlockSparseShape, IndexerShape, LayerShape, MLAShape
+from .shape import ModelShape
 
 __all__ = ["BlockSparseShape", "ConfigError", "HalError", "IndexerShape", "LayerShape", "MLAShape", "ModelShape", "read_shape"]
 

@@ -6,7 +6,7 @@ from .errors import ConfigError
 from .fields import Fields
 from .indexer import check_half
 from .kinds import BLOCK_SPARSE, SPARSE
-from .shape import BlockSparseShape
+from .layer_shape import BlockSparseShape
 from .source import MISSING
 from .values import as_count
 

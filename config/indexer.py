@@ -9,7 +9,7 @@ from .fields import Entry, Fields
 from .kinds import BLOCK_SPARSE, COMPRESSED_HEAVY, COMPRESSED_SPARSE, CROSS, LINEAR, SLIDING, SPARSE
 from .kv_source import read_group_sources
 from .layer_lists import check_length
-from .shape import IndexerShape
+from .layer_shape import IndexerShape
 from .source import MISSING
 from .values import as_width
 

@@ -13,11 +13,11 @@ from .heads import read_head_dim, read_num_heads, read_num_kv_heads
 from .indexer import read_indexers
 from .kinds import CROSS, LINEAR, meaning
 from .kv_source import read_group_sources, read_kv_sources
+from .layer_shape import BlockSparseShape, LayerShape
 from .layer_types import read_layer_types
 from .layer_view import LayerView
 from .mla import read_mla
 from .scale import read_scale
-from .shape import BlockSparseShape, LayerShape
 from .source import MISSING
 from .windows import read_chunk, read_window
 

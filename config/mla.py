@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .errors import ConfigError
 from .layer_periods import stated_period
+from .layer_shape import MLAShape
 from .layer_view import LayerView
-from .shape import MLAShape
 
 
 def read_mla(layer: LayerView) -> MLAShape | None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .shape import LayerShape
+from .layer_shape import LayerShape
 
 MOST_RUNS = 4
 """Runs of layer ids written out before the middle ones fall to an ellipsis."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
+from .layer_shape import LayerShape
 from .runs import format_ids, group_layers
-
-if TYPE_CHECKING:
-    from .shape import LayerShape, ModelShape
 
 SIZED_IN = "bfloat16"
 """The type that the table gives sizes in, whatever the model's own is: tables of two models compare."""
@@ -18,29 +15,16 @@ HEADER = ("layers", "count", "kind", "heads", "kv", "K x V", "sees", "B/token", 
 WIDTH = 100
 
 
-def format_shape(shape: ModelShape) -> str:
-    """The table: equal layers share a row, which lists their ids; warnings follow."""
-    rows = [HEADER, *(_row(*group) for group in group_layers(shape.layers))]
-    rows += [("draft " + row[0], *row[1:]) for row in (_row(*group) for group in group_layers(shape.draft_layers))]
+def format_table(
+    facts: Iterable[str], layers: Sequence[LayerShape], draft_layers: Sequence[LayerShape], remarks: Iterable[str]
+) -> str:
+    """The facts on one line, wrapped; the table, in which equal layers share a row that lists their ids; the remarks."""
+    rows = [HEADER, *(_row(*group) for group in group_layers(layers))]
+    rows += [("draft " + row[0], *row[1:]) for row in (_row(*group) for group in group_layers(draft_layers))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    remarks = [*(f"note: {text}" for text in shape.notes), *(f"warning: {text}" for text in shape.warnings)]
-    return "\n".join([_title(shape), *lines, *remarks])
-
-
-def _title(shape: ModelShape) -> str:
-    parts = [
-        shape.model_type or "unnamed type",
-        f"{shape.num_layers} layers",
-        f"hidden {shape.hidden_size}",
-        f"vocabulary {shape.vocab_size}",
-        shape.dtype or "dtype open",
-        "tied embeddings" if shape.tie_word_embeddings else "",
-        f"up to {shape.max_position_embeddings} positions" if shape.max_position_embeddings else "",
-        f"text part in {shape.text_path}" if shape.text_path else "",
-        f"B/token in {SIZED_IN}",
-    ]
-    return textwrap.fill(", ".join(part for part in parts if part), WIDTH)
+    title = textwrap.fill(", ".join([*facts, f"B/token in {SIZED_IN}"]), WIDTH)
+    return "\n".join([title, *lines, *remarks])
 
 
 def _row(layer: LayerShape, layer_ids: tuple[int, ...]) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from math import ceil
 
 from .dtypes import item_size
 from .fields import Fields
-from .shape import LayerShape, ModelShape
+from .layer_shape import LayerShape
+from .shape import ModelShape
 from .source import open_source
 from .text_config import locate_text
 
