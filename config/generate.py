@@ -23,11 +23,11 @@ from .known_types import DATA, WINDOWED, Pattern
 from .names import FIELDS as MODEL_FIELDS
 from .names import GROUP_FIELDS, SPELLINGS
 from .probe import read_facts
-from .translations import find_computed, find_periods
+from .translations import find_computed, find_periods, find_window_turns
 
 FIELDS = MODEL_FIELDS | GROUP_FIELDS
 LAYER_COUNTS = (*range(1, 27), 30, 31, 32, 36, 37, 40, 48, 49)
-LISTS = ("layer_types", "indexer_types", "sliding_window", "num_attention_heads_per_layer", "no_rope_layers")
+LISTS = ("layer_types", "indexer_types", "num_attention_heads_per_layer", "no_rope_layers")
 DERIVED = (
     "num_key_value_heads",
     "head_dim",
@@ -104,6 +104,7 @@ def describe(cls: Any) -> dict[str, Any]:
     if instance is not None:
         parts["patterns"] = _patterns(cls)
         parts["by_kind"] = _by_kind(instance)
+        parts["windows"] = find_window_turns(lambda **kwargs: build(cls, **kwargs), _layers_name(cls))
         parts["facts"] |= read_facts(cls)
     if masks_causally(cls):
         parts["facts"].setdefault("causal", True)

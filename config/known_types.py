@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,7 +75,7 @@ class KnownType:
 
     fields: class defaults; renamed: attribute_map; nested: the type of each sub-config; patterns: lists that follow from the
     number of layers; by_kind: values of layers of one type that differ from the model's; facts: what only the model code says.
-    computed: how a class makes a field from another one, or from itself under a switch; periods: the fields that state the
+    windows: by layer type, the windows that its layers take in turn, None for the stated one and 0 for none. computed: how a class makes a field from another one, or from itself under a switch; periods: the fields that state the
     period of a pattern. unread: fields that the model's attention code reads and hal does not, with their defaults; silent:
     the class's further fields that attention code does not read.
     """
@@ -86,6 +86,7 @@ class KnownType:
     patterns: Mapping[str, Pattern] = field(default_factory=dict)
     by_kind: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     facts: Mapping[str, object] = field(default_factory=dict)
+    windows: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
     computed: Mapping[str, tuple[Computed, ...]] = field(default_factory=dict)
     periods: Mapping[str, Period] = field(default_factory=dict)
     unread: Mapping[str, object] = field(default_factory=dict)
@@ -109,7 +110,7 @@ def known_type(name: str) -> KnownType:
         return NOTHING
     entry = json.loads(text[start + 1 : text.index("\n", start + 1)])
     patterns = {key: _pattern(parts) for key, parts in entry.get("patterns", {}).items()}
-    parts = {key: entry[key] for key in ("fields", "renamed", "nested", "by_kind", "facts", "unread") if key in entry}
+    parts = {key: entry[key] for key in ("fields", "renamed", "nested", "by_kind", "facts", "unread", "windows") if key in entry}
     computed = {key: tuple(Computed(**rule) for rule in rules) for key, rules in entry.get("computed", {}).items()}
     periods = {key: Period(**rule) for key, rule in entry.get("periods", {}).items()}
     return KnownType(patterns=patterns, computed=computed, periods=periods, silent=frozenset(entry.get("silent", ())), **parts)

@@ -25,15 +25,20 @@ SWA = frozenset(
 
 
 class LayerView:
-    """One layer's fields. kind is its canonical type; varies: something was read that other layers of this type may not share."""
+    """One layer's fields.
 
-    __slots__ = ("_twins", "fields", "kind", "layer_id", "num_layers", "varies")
+    kind is its canonical type; turn: earlier layers of that type. varies: something was read that other layers of this type
+    may not share.
+    """
 
-    def __init__(self, fields: Fields, layer_id: int, kind: str, num_layers: int) -> None:
+    __slots__ = ("_twins", "fields", "kind", "layer_id", "num_layers", "turn", "varies")
+
+    def __init__(self, fields: Fields, layer_id: int, kind: str, num_layers: int, turn: int = 0) -> None:
         self.fields = fields
         self.layer_id = layer_id
         self.kind = kind
         self.num_layers = num_layers
+        self.turn = turn
         self._twins = TWINS.get(kind, {})
         self.varies = isinstance(fields.raw("per_layer_config"), Mapping)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 
 from .bias import has_sink, is_causal, read_position_bias
@@ -66,11 +67,13 @@ def _shift(layer: LayerShape, by: int) -> LayerShape:
 def _base_layers(fields: Fields, types: tuple[str, ...], hidden_size: int) -> Iterator[LayerShape]:
     """Each layer in itself, its id not always its own: layers of one type that share every value are worked out once."""
     alike: dict[str, LayerShape] = {}
+    turns: Counter[str] = Counter()
     for layer_id, kind in enumerate(types):
         if kind in alike:
             yield alike[kind]
             continue
-        view = LayerView(fields, layer_id, kind, len(types))
+        view = LayerView(fields, layer_id, kind, len(types), turns[kind])
+        turns[kind] += 1
         layer = _base_layer(view, types, hidden_size)
         if not view.varies:
             alike[kind] = layer

@@ -7,9 +7,10 @@ lay its layers out by a period. All of it is learnt from instances, none of it w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from .kinds import meaning
 from .known_types import Computed, Period
 from .names import FIELDS
 
@@ -23,6 +24,7 @@ TIED = "tie_word_embeddings"
 SWITCH_VALUES = (True, "all")
 PERIODS = (7, 5)
 LAYERS = 12
+LAYER_COUNTS = (24, 17, 6)
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "sliding_window")
 """Numbers that a class may take under another name or compute."""
 
@@ -87,6 +89,41 @@ def _under_switch(build: Build, plain: Any, name: str) -> Iterator[tuple[str, Co
         for divide, add in FORMS:
             if changed == [size // divide + add for size in SAMPLES]:
                 yield "sliding_window", Computed(source="sliding_window", divide=divide, add=add, switch=name, value=value)
+
+
+def find_window_turns(build: Build, layers: str) -> dict[str, list[int | None]]:
+    """By layer type, the windows that a class gives its layers in turn, None for a stated one and 0 for no window.
+
+    Only types that have several; learnt from several sizes, numbers of layers and orders of layer types.
+    """
+    made = [(size, build(sliding_window=size, **{layers: count})) for size, count in zip(SAMPLES, LAYER_COUNTS, strict=True)]
+    types = _attribute(made[0][1], "layer_types")
+    if not isinstance(types, list):
+        return {}
+    other_order = build(sliding_window=SAMPLES[0], layer_types=types[::-1], **{layers: LAYER_COUNTS[0]})
+    windows = [_windows(instance, size) for size, instance in (*made, (SAMPLES[0], other_order)) if instance is not None]
+    turns = {kind: _shortest_cycle(items) for kind, items in windows[0].items() if len({*items}) > 1}
+    return {
+        kind: cycle
+        for kind, cycle in turns.items()
+        if all(item == cycle[turn % len(cycle)] for one in windows for turn, item in enumerate(one.get(kind, ())))
+    }
+
+
+def _windows(instance: Any, stated: int) -> dict[str, list[int | None]]:
+    """By layer type, the windows of a config whose layers differ, in their order; None for the stated one, 0 for no window."""
+    found: dict[str, list[int | None]] = {}
+    if not _attribute(instance, "is_heterogeneous"):
+        return found
+    for kind, view in zip(instance.layer_types, instance.per_layer_config, strict=True):
+        window = _number(view, "sliding_window") or 0
+        found.setdefault(meaning(kind, "layer_types"), []).append(None if window == stated else window)
+    return found
+
+
+def _shortest_cycle(items: Sequence[int | None]) -> list[int | None]:
+    sizes = range(1, len(items) + 1)
+    return next(list(items[:size]) for size in sizes if all(item == items[turn % size] for turn, item in enumerate(items)))
 
 
 def _may_be(plain: Any, name: str, kind: type | tuple[type, ...]) -> bool:

@@ -37,11 +37,12 @@ def _shared_value(layer: LayerView) -> object:
     own = next((entry.value for entry in layer._own("sliding_window")), MISSING)
     if own is not MISSING:
         return own
-    value = fields.raw("sliding_window")
-    pattern = fields.known.patterns.get("sliding_window")
-    if pattern is not None and not fields.states("sliding_window"):
+    turns = fields.known.windows.get(layer.kind, ())
+    if turns and fields.raw("per_layer_config") in (MISSING, None):
         layer.varies = True
-        return pattern.expand(layer.num_layers)[min(layer.layer_id, layer.num_layers - 1)]
+        if (fixed := turns[layer.turn % len(turns)]) is not None:
+            return fixed
+    value = fields.raw("sliding_window")
     if isinstance(value, (list, tuple)):
         layer.varies = True
         return value[layer.layer_id % len(value)] if value else None

@@ -28,7 +28,6 @@ LAID_OUT_OTHERWISE = {
         "it drops what an old flat file states beyond the fields of its text class",
     ),
     **dict.fromkeys(("longt5", "mt5", "pop2piano", "t5", "umt5", "udop"), "tied embeddings say something else there"),
-    "neomme": "its windows have two sizes, to which its class scales a stated one",
     **dict.fromkeys(
         ("blt_local_decoder", "blt_patcher", "lfm2_vl", "vilt"), "it ties its embeddings, or does not, whatever is stated"
     ),
@@ -129,6 +128,30 @@ def test_a_local_attention_of_both_sides_keeps_half_and_the_token_itself(stated:
     assert shape == read_shape(CONFIG_MAPPING["modernbert"](**given))
 
 
+ORDERS = {
+    "usual": {},
+    "one_in_three": {"layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 3},
+    "full_first": {"layer_types": ["full_attention"] * 4 + ["sliding_attention"] * 5},
+    "last_full": {"layer_types": ["sliding_attention"] * 8 + ["full_attention"]},
+}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in CONFIG_MAPPING if known_type(name).windows))
+@pytest.mark.parametrize("window", [{}, {"sliding_window": 96}, {"sliding_window": 1024}, {"sliding_window": 4096}])
+@pytest.mark.parametrize("order", ORDERS)
+def test_layers_of_one_type_take_their_windows_in_turn(name: str, window: dict[str, int], order: str) -> None:
+    given = {"num_hidden_layers": 9, **window, **ORDERS[order]}
+    config = CONFIG_MAPPING[name](**given)
+    expected = attempt(config)
+    assert expected is not None
+    assert len({layer.window for layer in expected.layers}) > 2 or window == {"sliding_window": 1024}
+    assert attempt({"model_type": name, **given}) == expected
+    assert attempt(config.to_dict()) == expected
+    assert attempt({"model_type": name, **given, "per_layer_config": {"1": {"sliding_window": 7}}}) == attempt(
+        CONFIG_MAPPING[name](**given, per_layer_config={1: {"sliding_window": 7}})
+    )
+
+
 @pytest.mark.parametrize("name", ["modernbert", "embedding_gemma2_text", "ultrabert", "gemma3_text"])
 def test_windows_are_those_that_the_modules_pass_on(name: str) -> None:
     torch = pytest.importorskip("torch")
@@ -153,16 +176,20 @@ def test_a_switch_that_the_code_never_asks_does_not_make_an_encoder(kind: str, c
     assert {layer.causal for layer in read_shape({"model_type": kind, "vocab_size": 100}).layers} == {causal}
 
 
-@pytest.mark.parametrize("name", ["bloom", "gemma3_text", "modernbert", "afmoe", "mimo_v2_flash", "lfm2", "reformer", "falcon"])
+@pytest.mark.parametrize(
+    "name", ["bloom", "gemma3_text", "modernbert", "afmoe", "mimo_v2_flash", "lfm2", "reformer", "falcon", "neomme"]
+)
 def test_generated_translations_are_up_to_date(name: str) -> None:
     """What `python -m hal.config.generate` would write for the installed version."""
     from hal.config.generate import accounted_fields
+    from hal.config.translations import find_window_turns
 
     known = known_type(name)
     found = accounted_fields(CONFIG_MAPPING[name], CONFIG_MAPPING[name]())
     defaults = {"divide": 1, "add": 0, "switch": "", "value": None}
     rules = {target: tuple({**defaults, **rule} for rule in rules) for target, rules in found["computed"].items()}
     assert {target: tuple(map(dataclasses.asdict, rules)) for target, rules in known.computed.items()} == rules
+    assert find_window_turns(lambda **kwargs: build(name, **kwargs), "num_hidden_layers") == dict(known.windows)
     assert set(found["periods"]) == set(known.periods)
     assert found["unread"] == dict(known.unread)
     assert set(found["silent"]) == known.silent
