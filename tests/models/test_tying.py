@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,30 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "llama": (tiny.llama, "model.embed_tokens.weight"),
     "qwen3-vl": (composites.qwen3_vl, "model.language_model.embed_tokens.weight"),
     "qwen25-vl": (composites.qwen25_vl, "model.language_model.embed_tokens.weight"),
+    "gemma3": (composites.gemma3, "model.language_model.embed_tokens.weight"),
+    "llava": (composites.llava_v32, "model.language_model.embed_tokens.weight"),
 }
-OLD_KEYS = {"qwen25-vl": "model.embed_tokens.weight"}
-"""What a family's files call the embedding, where that is not its parameter's name."""
+OLD_KEYS = {
+    "qwen25-vl": {"model.language_model.embed_tokens.weight": "model.embed_tokens.weight"},
+    **dict.fromkeys(
+        ("gemma3", "llava"),
+        {
+            "model.language_model.embed_tokens.weight": "language_model.model.embed_tokens.weight",
+            HEAD: "language_model.lm_head.weight",
+        },
+    ),
+}
+"""What a family's files call the embedding and the head, where that is not the parameter's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A folder with a model of an embedding and a head of its own: its parameter's name, and the keys of both in the file."""
+
+    folder: Path
+    embedding: str
+    key: str
+    head: str
 
 
 def flagged(folder: Path, outer: bool | None, inner: bool | None) -> None:
@@ -39,26 +61,28 @@ def flagged(folder: Path, outer: bool | None, inner: bool | None) -> None:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A folder, and the name and key of its embedding."""
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     make, embedding = MODELS[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    folders.save(tiny.build(make()), folder)
-    return folder, embedding, OLD_KEYS.get(request.param, embedding)
+    folder, keys = tmp_path_factory.mktemp(request.param), OLD_KEYS.get(request.param, {})
+    config = make()
+    for part in (config, config.get_text_config()):
+        part.tie_word_embeddings = False
+    folders.save(tiny.build(config), folder)
+    return Saved(folder, embedding, keys.get(embedding, embedding), keys.get(HEAD, HEAD))
 
 
 @pytest.mark.parametrize("head", ["absent", "present", "alone"])
 @pytest.mark.parametrize(("outer", "inner"), [pair for pair in itertools.product(FLAGS, FLAGS) if pair[0] != pair[1]])
 def test_the_inner_flag_decides_then_the_outer_then_the_class(
-    saved: tuple[Path, str, str], outer: bool | None, inner: bool | None, head: str, tmp_path: Path
+    saved: Saved, outer: bool | None, inner: bool | None, head: str, tmp_path: Path
 ) -> None:
-    folder, embedding, key = saved
+    folder, embedding, key = saved.folder, saved.embedding, saved.key
     if "text_config" not in json.loads((folder / "config.json").read_text()):
         inner = None
     is_tied = bool(inner if inner is not None else outer)
     tensors = folders.load_file(folder / "model.safetensors")
     if head == "absent":
-        del tensors[HEAD]
+        del tensors[saved.head]
     elif head == "alone":
         del tensors[key]
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
@@ -77,18 +101,16 @@ def test_the_inner_flag_decides_then_the_outer_then_the_class(
 
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("is_equal", [True, False], ids=["equal", "different"])
-def test_two_tensors_share_storage_only_if_tied_and_equal(
-    saved: tuple[Path, str, str], is_tied: bool, is_equal: bool, tmp_path: Path
-) -> None:
-    folder, embedding, key = saved
+def test_two_tensors_share_storage_only_if_tied_and_equal(saved: Saved, is_tied: bool, is_equal: bool, tmp_path: Path) -> None:
+    folder, embedding, key = saved.folder, saved.embedding, saved.key
     tensors = folders.load_file(folder / "model.safetensors")
-    tensors[HEAD] = tensors[key].clone() if is_equal else tensors[key] * 2.0
+    tensors[saved.head] = tensors[key].clone() if is_equal else tensors[key] * 2.0
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     flagged(tmp_path, is_tied, is_tied)
     folders.save_file(tensors, tmp_path / "model.safetensors")
     model = load(tmp_path, device="cpu", limits=LIMITS, progress=False)
     found = {name: model.module.get_parameter(name) for name in (HEAD, embedding)}
-    assert torch.equal(found[HEAD], tensors[HEAD])
+    assert torch.equal(found[HEAD], tensors[saved.head])
     assert torch.equal(found[embedding], tensors[key])
     assert (found[HEAD] is found[embedding]) == (is_tied and is_equal)
     assert model.report is not None
