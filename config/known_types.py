@@ -75,9 +75,10 @@ class KnownType:
 
     fields: class defaults; renamed: attribute_map; nested: the type of each sub-config; patterns: lists that follow from the
     number of layers; by_kind: values of layers of one type that differ from the model's; facts: what only the model code says.
-    windows: by layer type, the windows that its layers take in turn, None for the stated one and 0 for none. computed: how a class makes a field from another one, or from itself under a switch; periods: the fields that state the
-    period of a pattern. unread: fields that the model's attention code reads and hal does not, with their defaults; silent:
-    the class's further fields that attention code does not read.
+    windows: by layer type, the windows that its layers take in turn, None for the stated one and 0 for none. computed: how a
+    class makes a field from another one, or from itself under a switch; periods: the fields that state the period of a pattern.
+    unread: fields that the model's attention code reads and hal does not, with their defaults; silent: the class's further
+    fields that attention code does not read.
     """
 
     fields: Mapping[str, object] = field(default_factory=dict)

@@ -27,15 +27,14 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "gemma3": (composites.gemma3, "model.language_model.embed_tokens.weight"),
     "llava": (composites.llava_v32, "model.language_model.embed_tokens.weight"),
 }
+NESTED_KEYS = {
+    "model.language_model.embed_tokens.weight": "language_model.model.embed_tokens.weight",
+    HEAD: "language_model.lm_head.weight",
+}
 OLD_KEYS = {
     "qwen25-vl": {"model.language_model.embed_tokens.weight": "model.embed_tokens.weight"},
-    **dict.fromkeys(
-        ("gemma3", "llava"),
-        {
-            "model.language_model.embed_tokens.weight": "language_model.model.embed_tokens.weight",
-            HEAD: "language_model.lm_head.weight",
-        },
-    ),
+    "gemma3": NESTED_KEYS,
+    "llava": NESTED_KEYS,
 }
 """What a family's files call the embedding and the head, where that is not the parameter's name."""
 
