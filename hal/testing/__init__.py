@@ -14,7 +14,7 @@ with naming_extra("hal.testing"):
 
     from .case import FULL, SMALL, Case, Profile
     from .compare import ConformanceError
-    from .fake import ReferenceBackend
+    from .reference_backend import ReferenceBackend
     from .suite import conformance_cases
 
 __all__ = ["FULL", "SMALL", "Case", "ConformanceError", "Profile", "ReferenceBackend", "conformance_cases", "repair_interpreter"]

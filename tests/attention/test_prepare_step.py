@@ -10,7 +10,7 @@ import torch
 import hal
 from hal.common import registry
 from hal.common.buffer import Buffer
-from hal.testing.fake import ReferenceBackend
+from hal.testing import ReferenceBackend
 
 from .shapes import gqa, model
 

@@ -12,7 +12,7 @@ import torch
 
 import hal
 from hal.common import registry
-from hal.testing.fake import ReferenceBackend
+from hal.testing import ReferenceBackend
 
 from .shapes import gqa, model
 

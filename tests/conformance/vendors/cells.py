@@ -15,7 +15,7 @@ from hal.common.registry import find_backend
 from hal.common.vendor import VendorBackend
 from hal.matrix.signatures import read_signatures
 from hal.testing import Case, Profile, ReferenceBackend, conformance_cases
-from hal.testing.fakes import installed, make_fakes
+from hal.testing.stand_ins import installed, make_fakes
 from hal.testing.suite import pipeline
 
 SIGNATURES = read_signatures()

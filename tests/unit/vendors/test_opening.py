@@ -13,7 +13,7 @@ from hal.common.errors import BackendError
 from hal.common.opened import kernels
 from hal.config import read_shape
 from hal.matrix.signatures import read_signatures
-from hal.testing.fakes import installed, make_fakes
+from hal.testing.stand_ins import installed, make_fakes
 
 SIGNATURES = read_signatures()
 

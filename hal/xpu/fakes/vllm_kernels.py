@@ -8,7 +8,15 @@ from types import SimpleNamespace
 
 import torch
 
-from .attend import Rule, attend_batch, read_pages, require, require_dense_heads, require_dtype, require_int32
+from hal.testing.stand_ins.attend import (
+    Rule,
+    attend_batch,
+    read_pages,
+    require,
+    require_dense_heads,
+    require_dtype,
+    require_int32,
+)
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from .attend import Fetch, Rule, attend_batch, read_pages, require, require_dtype, require_int32
+from hal.testing.stand_ins.attend import Fetch, Rule, attend_batch, read_pages, require, require_dtype, require_int32
 
 
 def make_library(arch: str, release: str) -> Mapping[str, Callable[..., object]]:

@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from .attend import Rule, attend_batch, read_pages, require, require_dense_heads, require_dtype, require_int32
+from hal.testing.stand_ins.attend import (
+    Rule,
+    attend_batch,
+    read_pages,
+    require,
+    require_dense_heads,
+    require_dtype,
+    require_int32,
+)
 
 Functions = Mapping[str, Callable[..., object]]
 HALF = (torch.float16, torch.bfloat16)

@@ -11,7 +11,15 @@ from types import SimpleNamespace
 
 import torch
 
-from .attend import Rule, attend_batch, read_pages, require, require_dense_heads, require_dtype, require_int32
+from hal.testing.stand_ins.attend import (
+    Rule,
+    attend_batch,
+    read_pages,
+    require,
+    require_dense_heads,
+    require_dtype,
+    require_int32,
+)
 
 HEADS = (16, 128)
 # Rows of a block of queries, each a head of a token, and the most tokens of a tile of keys.
