@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
@@ -70,7 +72,10 @@ def check_backend_name(name: str | None) -> None:
 
 
 def start_logging() -> None:
-    """hal's log on stderr at the level of HAL_LOG, each message once; a level that does not exist is warned about."""
+    """hal's log on stderr at the level of HAL_LOG, each message once; a level that does not exist is warned about.
+
+    What will change is told in the same form, without a line of source.
+    """
     asked = (read_variable("HAL_LOG") or DEFAULT_LEVEL).lower()
     level = asked if asked in LEVELS else DEFAULT_LEVEL
     handler = logging.StreamHandler()
@@ -81,7 +86,17 @@ def start_logging() -> None:
     logger.setLevel(level.upper())
     if asked != level:
         logger.warning("HAL_LOG is %r; expected one of %s. Taking %s", asked, ", ".join(LEVELS), level)
+    warnings.formatwarning = _format_warning
     warn_of_mistakes()
+
+
+_format_source = warnings.formatwarning
+
+
+def _format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    if issubclass(category, FutureWarning) and Path(filename).is_relative_to(Path(__file__).parents[1]):
+        return f"hal: WARNING: {message}\n"
+    return _format_source(message, category, filename, lineno, line)
 
 
 class _Once(logging.Filter):

@@ -19,7 +19,7 @@ from hal.common.device import Device
 from hal.common.environment import VARIABLES, find_mistakes, read_variable
 from hal.common.plugins import list_plugins
 from hal.common.quiet import describe_error
-from hal.common.registry import backends, broken_plugins, known_libraries
+from hal.common.registry import backends, broken_plugins, find_backend, known_libraries
 from hal.common.software import Library
 
 from .clashes import find_clashes, find_shared
@@ -79,9 +79,17 @@ def find_problems(report: Section) -> Iterator[str]:
         if backend["check"] is not None and not backend["check"]["passed"]:
             yield f"{backend['name']} failed its check: {backend['check']['failure']}"
     pinned = read_variable("HAL_BACKEND")
-    if pinned is not None and not any(row["name"] == pinned and row["usable"] for row in found):
-        why = "; ".join(reason for row in found if row["name"] == pinned for reason in row["reasons"])
+    if pinned is not None and not any(row["name"] == _name_now(pinned) and row["usable"] for row in found):
+        why = "; ".join(reason for row in found if row["name"] == _name_now(pinned) for reason in row["reasons"])
         yield f"HAL_BACKEND pins {pinned}, which is not usable here: {why or 'no backend has that name'}"
+
+
+def _name_now(pinned: str) -> str:
+    """The name of the backend that a pin means; the pin itself where it means none."""
+    try:
+        return find_backend(pinned).name
+    except ValueError:
+        return pinned
 
 
 def _guard(collect: Callable[[], Any]) -> Any:

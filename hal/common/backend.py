@@ -58,11 +58,12 @@ class Backend:
 
     capabilities None says that the calls are not written yet. provides None says that every call the class defines is its
     own; a vendor backend that inherits its platform's portable one lists the calls its library provides. libraries are all
-    needed; of alternatives any will do, and the backend itself says which.
+    needed; of alternatives any will do, and the backend itself says which. former_names still find it, with a warning.
     Overriding one of hal's own jobs (build, plan, select, supports, open, allocate, attend) raises TypeError.
     """
 
     name: ClassVar[str] = ""
+    former_names: ClassVar[tuple[str, ...]] = ()
     platform: ClassVar[str] = ""
     capabilities: ClassVar[Capabilities | None] = None
     libraries: ClassVar[tuple[Library, ...]] = ()
@@ -324,6 +325,8 @@ def check_backend(cls: type[Backend]) -> None:
     for value in (cls.name, cls.platform):
         if not isinstance(value, str) or not value:
             raise BackendError(f"{cls.__qualname__} declares no name or no platform; both are needed to register it")
+    if not isinstance(cls.former_names, tuple) or not all(isinstance(name, str) and name for name in cls.former_names):
+        raise BackendError(f"{cls.name} has the former names {cls.former_names!r}; expected a tuple of texts that are not empty")
     if taken := _find_taken(cls):
         raise BackendError(f"{cls.name} overrides {', '.join(taken)}: hal does that for every backend alike")
     strange = [library for library in (*cls.libraries, *cls.alternatives) if not isinstance(library, Library)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -95,12 +96,18 @@ def broken_candidates() -> dict[str, tuple[Reason, ...]]:
 
 
 def find_backend(name: str) -> type[Backend]:
-    """A backend class by name; ValueError lists the valid names, and chains what kept a plugin of that name from loading."""
+    """A backend class by name, or by a former one with a FutureWarning.
+
+    ValueError lists the valid names, and chains what kept a plugin of that name from loading.
+    """
     known = backends()
     if not isinstance(name, str):
         raise InputError(f"a backend is {name!r}; expected one of the names {', '.join(sorted(known))}")
     if name in known:
         return known[name]
+    if (renamed := next((cls for cls in known.values() if name in cls.former_names), None)) is not None:
+        warnings.warn(f"the backend {name} is called {renamed.name}; use that name", FutureWarning, stacklevel=1)
+        return renamed
     failures = "".join(f"; {plugin} does not load: {failure}" for plugin, failure in broken_plugins().items())
     # A plugin is called after its platform, or after its one backend.
     names = (f"{name} (", f"{name.partition(':')[0]} (")

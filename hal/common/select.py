@@ -46,8 +46,8 @@ def choose(request: Request, backend: str | None = None) -> Selection:
     if backend is None:
         backend = read_variable("HAL_BACKEND")
         source = "HAL_BACKEND" if backend is not None else "auto"
-    elif not isinstance(backend, str):
-        find_backend(backend)
+    if backend is not None:
+        backend = _find_choice(backend, source).name
     selection = recall(("select", request, backend, source), lambda: _decide(request, backend, source))
     if _logger.isEnabledFor(logging.DEBUG):
         _logger.debug("%s: %s (%s)", request.describe(), selection.backend, source)
@@ -71,7 +71,7 @@ def _decide(request: Request, backend: str | None, source: str) -> Selection:
             raise NoBackend(_describe_refusal(request, verdicts), verdicts)
         chosen = ranked[0]
     else:
-        chosen = _find_choice(backend, source)
+        chosen = backends()[backend]
         if verdicts[backend]:
             raise NoBackend(_describe_choice(request, backend, source, verdicts), verdicts) from find_failure(chosen, request)
     return _make_selection(request, chosen, verdicts, source)

@@ -7,7 +7,7 @@ from hal.common.platform import Platform
 PLATFORM = Platform(
     name="xpu",
     package="hal.xpu",
-    backends=("hal.xpu.kernels:XPUKernels", "hal.xpu.ipex:IPEX", "hal.xpu.portable:XPUTriton"),
+    backends=("hal.xpu.vllm_kernels:VLLMKernels", "hal.xpu.ipex:IPEX", "hal.xpu.portable:XPUTriton"),
     probe_path="hal.xpu.probe:probe",
     torch_type="xpu",
 )

@@ -165,7 +165,7 @@ CELLS = (
     ),
     Cell(backend="rocm:aiter", arch="gfx950", library="aiter", release="0.1.21", held=(UNIFIED, GATHER)),
     Cell(
-        backend="xpu:kernels",
+        backend="xpu:vllm_kernels",
         arch="pvc",
         library="vllm_xpu_kernels",
         release="0.1.16.2",

@@ -20,7 +20,7 @@ from hal.testing import ConformanceError
 from hal.testing.cases import BatchCase
 from hal.testing.storage import build_cache, make_generator
 from hal.testing.suite.paged import PagedCase, check_paged
-from hal.xpu import kernels_calls
+from hal.xpu import vllm_kernels_calls
 
 from .cells import CELLS, Cell, Held
 
@@ -124,7 +124,7 @@ REMOVALS = (
     Removal("whole_tiles_of_rows", FORK, "sparse_mla", "mixed", INPUTS, "round_up", as_wide),
     Removal("lse_shape", LATEST, "paged_attention", "mixed", CALLS, "returned_lse", keep_lse_shape),
     Removal("lse_shape", SECOND, "varlen_attention", "mixed", CALLS, "returned_lse", keep_lse_shape),
-    Removal("lse_shape", XPU, "paged_attention", "mixed", kernels_calls, "returned_lse", keep_lse_of_xpu, "lse"),
+    Removal("lse_shape", XPU, "paged_attention", "mixed", vllm_kernels_calls, "returned_lse", keep_lse_of_xpu, "lse"),
     Removal("window", LATEST, "paged_attention", "window4", CALLS.Inputs, "left", property(inclusive_window)),
     Removal("window", FOURTH, "varlen_attention", "window4", CALLS.Inputs, "left", property(inclusive_window)),
     Removal("freed_pages", LATEST, "paged_attention", "window5_freed_pages", INPUTS, "readable_table", given_table),
@@ -134,7 +134,7 @@ REMOVALS = (
     Removal("padded_values", XPU, "varlen_attention", "widths192_128", tensors, "pad_to", keep),
     Removal("lse_by_name", CURRENT, "sparse_mla", "mixed", aiter_calls, "build_mla_call", published_lse),
     Removal("compacted_rows", PUBLISHED, "sparse_mla", "mixed", tensors, "rows_to_csr", plain_csr),
-    Removal("prefill_path", XPU, "paged_attention", "decode", kernels_calls, "MIN_PREFILL_QUERIES", 1, "lse"),
+    Removal("prefill_path", XPU, "paged_attention", "decode", vllm_kernels_calls, "MIN_PREFILL_QUERIES", 1, "lse"),
     Removal("dense_pages", IPEX, "paged_attention", "mixed", torch.Tensor, "contiguous", keep),
     Removal("dense_query", XPU, "paged_attention", "strided_q", torch.Tensor, "contiguous", keep, "lse"),
     Removal("unbounded_window", FOURTH, "paged_attention", "mixed", CALLS, "_SPELLINGS", {"fa4": no_bound_is_minus_one}),

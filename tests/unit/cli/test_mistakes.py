@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -161,3 +164,15 @@ def test_the_first_help_shows_examples_and_cuts_nothing(capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     assert "hal explain config.json" in text.partition("Examples:")[2]
     assert "..." not in text.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pinned"), [(["--backend", "xpu:kernels"], ""), ([], "xpu:kernels")], ids=["option", "variable"]
+)
+def test_a_former_name_of_a_backend_is_a_line_on_stderr_and_taken(folder: Path, arguments: list[str], pinned: str) -> None:
+    (folder / "config.json").write_text(json.dumps({**GOOD, "head_dim": 64}))
+    command = [sys.executable, "-m", "hal", "explain", str(folder), "--device", "xpu:pvc", "--json", *arguments]
+    result = subprocess.run(command, env={**os.environ, "HAL_BACKEND": pinned}, capture_output=True, text=True)
+    assert result.stderr == "hal: WARNING: the backend xpu:kernels is called xpu:vllm_kernels; use that name\n"
+    (device,) = json.loads(result.stdout)["devices"]
+    assert device["layers"][0]["backend"] == "xpu:vllm_kernels"

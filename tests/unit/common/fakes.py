@@ -12,7 +12,7 @@ MLA = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_he
 EVERY_FAMILY = frozenset({"attention", "mla", "sparse_mla"})
 _ATTRIBUTES = frozenset(
     {
-        *("libraries", "provides", "explain_refusal", "explain_call_refusal"),
+        *("former_names", "libraries", "provides", "explain_refusal", "explain_call_refusal"),
         *("preferred_block_size", "list_workspaces", "list_scratch"),
     }
 )

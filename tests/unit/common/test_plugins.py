@@ -226,7 +226,7 @@ def test_a_list_of_entry_points_that_cannot_be_read_costs_its_distribution_alone
 
 def test_hals_own_platforms_are_registered_with_every_name_of_the_contract() -> None:
     assert set(platforms()) >= {"cpu", "cuda", "rocm", "xpu"}
-    names = """cpu cuda:flash_attention cuda:flash_mla cuda:flashinfer rocm:aiter xpu:kernels xpu:ipex
+    names = """cpu cuda:flash_attention cuda:flash_mla cuda:flashinfer rocm:aiter xpu:vllm_kernels xpu:ipex
         cuda:triton rocm:triton xpu:triton"""
     assert set(backends()) >= set(names.split())
     assert broken_plugins() == {}

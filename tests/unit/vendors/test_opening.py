@@ -11,6 +11,7 @@ import hal
 from hal.common.device import Device
 from hal.common.errors import BackendError
 from hal.common.opened import kernels
+from hal.common.registry import find_backend
 from hal.config import read_shape
 from hal.matrix.signatures import read_signatures
 from hal.testing.stand_ins import installed, make_fakes
@@ -31,7 +32,7 @@ def fakes(arch: str, **libraries: str) -> dict[str, ModuleType]:
     [
         ("cuda:flash_attention", "sm_90", "flash_attn_3"),
         ("rocm:aiter", "gfx942", "aiter"),
-        ("xpu:kernels", "pvc", "vllm_xpu_kernels"),
+        ("xpu:vllm_kernels", "pvc", "vllm_xpu_kernels"),
         ("xpu:ipex", "pvc", "ipex"),
     ],
 )
@@ -45,7 +46,7 @@ def test_library_that_imports_without_its_kernels_is_refused_with_its_reason() -
     modules["vllm_xpu_kernels.flash_attn_interface"].FA2_AVAILABLE = False
     modules["vllm_xpu_kernels.flash_attn_interface"].FA2_UNAVAILABLE_REASON = "libze_loader.so.1: cannot open"
     with installed(modules), pytest.raises(BackendError, match="libze_loader"):
-        kernels("xpu:kernels", device("pvc"))
+        kernels("xpu:vllm_kernels", device("pvc"))
 
 
 @pytest.mark.parametrize("error", [OSError("libcuda.so.1"), KeyError("lib"), RuntimeError("no driver")])
@@ -101,3 +102,9 @@ def test_plan_is_made_without_the_library_and_opened_only_with_it() -> None:
     assert plan.selections[0].backend == "cuda:flash_attention"
     with pytest.raises(BackendError, match="needs flash_attn, flash_attn_3 or vllm_flash_attn"):
         plan.open()
+
+
+@pytest.mark.parametrize(("former", "name"), [("xpu:kernels", "xpu:vllm_kernels")])
+def test_a_backend_that_was_renamed_is_still_found(former: str, name: str) -> None:
+    with pytest.warns(FutureWarning, match=f"the backend {former} is called {name}"):
+        assert find_backend(former).name == name

@@ -14,7 +14,7 @@ WIDTHS = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v
 GQA = LayerShape(layer_id=0, kind="attention", num_heads=32, num_kv_heads=8, head_dim=128, v_head_dim=128)
 MLA = LayerShape(layer_id=0, kind="mla", num_heads=128, num_kv_heads=128, head_dim=192, v_head_dim=128, mla=WIDTHS)
 SPARSE = replace(MLA, indexer=IndexerShape(topk=2048, num_heads=64, head_dim=128))
-FA, AITER, XPU, IPEX = "cuda:flash_attention", "rocm:aiter", "xpu:kernels", "xpu:ipex"
+FA, AITER, XPU, IPEX = "cuda:flash_attention", "rocm:aiter", "xpu:vllm_kernels", "xpu:ipex"
 
 
 def refuse(backend: str, layer: LayerShape, arch: str, dtype: str = "bfloat16", **options: object) -> tuple[Reason, ...]:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
     from hal.common.kernels import KVCache, PagedBatch
 
-_KERNELS = read_kernels("hal.xpu", "kernels.toml")
+_KERNELS = read_kernels("hal.xpu", "vllm_kernels.toml")
 
 
-class XPUKernels(VendorBackend, XPUTriton):
+class VLLMKernels(VendorBackend, XPUTriton):
     """Attention by vllm-xpu-kernels; sparse MLA and the other calls are inherited."""
 
-    name = "xpu:kernels"
+    name = "xpu:vllm_kernels"
+    former_names = ("xpu:kernels",)
     platform = "xpu"
     libraries = (VendorLibrary(name="vllm_xpu_kernels", distributions=("vllm-xpu-kernels",), modules=("vllm_xpu_kernels",)),)
     kernels = _KERNELS
@@ -64,7 +65,7 @@ class XPUKernels(VendorBackend, XPUTriton):
             writable,
         )
 
-        from .kernels_calls import build_call, returned_lse
+        from .vllm_kernels_calls import build_call, returned_lse
 
         width = check_paged(q, cache, batch, out)
         if chunk is not None or softcap is not None:
@@ -152,7 +153,7 @@ class XPUKernels(VendorBackend, XPUTriton):
             writable,
         )
 
-        from .kernels_calls import build_call, returned_lse
+        from .vllm_kernels_calls import build_call, returned_lse
 
         check_varlen(q, k, v, out)
         k, v = aligned_rows(k), aligned_rows(v)
