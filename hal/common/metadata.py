@@ -17,11 +17,12 @@ from .building.fill import HostStep, arrange, fill_from_host, see_device_batch
 from .building.fill_device import fill_from_device
 from .building.fill_rows import fill_rows
 from .building.mla_runs import plan_runs
+from .building.placement import Placement, place_tokens
 from .building.regions import ALIGNMENT, decompressed_kinds, list_regions
 from .building.row_rules import RowRule, row_rules
 from .building.shared_pages import SharedPages
 from .building.staging import Staging
-from .building.validation import check_batch, check_counts, check_device_batch
+from .building.validation import check_batch, check_counts, check_device_batch, check_writes
 from .building.writes import find_repeated_pages, find_wrong_write
 from .dcp.bounds import ShardBounds
 from .device_batch import DeviceBatch
@@ -118,28 +119,26 @@ class MetadataBuilder:
 
     def _build_from_host(self, batch: Batch, at_least: int = 0, *, is_written: bool = True) -> StepMetadata:
         plan = self.plan
-        check_batch(batch, plan.limits, self.rules, is_written=is_written)
+        step = arrange(batch, 1 + plan.num_spec_tokens)
+        check_batch(batch, step.max_seq_len, plan.limits, self.rules)
+        placement = place_tokens(step, plan.block_size, plan.parallel)
+        if is_written:
+            check_writes(step, placement, self.rules)
         self.step_id += 1
         self._staging.turn()
-        step = arrange(batch, 1 + plan.num_spec_tokens)
-        fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel)
+        fill_from_host(step, placement, self._staging.host, self.rules, plan.parallel)
         padded = (step.padded_reqs, step.padded_tokens)
         if self._has_row_rules:
             fill_rows(self._row_rules, self._staging.host, plan.block_size, step.order is None, *padded)
-        order, first = step.order, step.num_decodes
-        queries, lengths = batch.query_lens, batch.seq_lens
-        if order is not None:
-            queries, lengths = queries[order], lengths[order]
-        query_lens, seq_lens = queries.tolist(), lengths.tolist()
-        num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
-        first_prefill = num_tokens if first == num_reqs else sum(query_lens[:first])
-        decode = self._host_phase("decode", query_lens[:first], seq_lens[:first], 0, 0, order is None, at_least)
-        prefill = self._host_phase("prefill", query_lens[first:], seq_lens[first:], first, first_prefill, order is None, at_least)
-        phases = [each for each in (decode, prefill) if each is not None]
-        longest_query = max((each.batches[0].max_query_len for each in phases), default=0)
-        longest = (longest_query, max(at_least, max(seq_lens, default=0)))
+        num_reqs, num_tokens, first = step.num_reqs, step.num_tokens, step.num_decodes
+        is_ordered = step.order is None
+        first_prefill = step.count_decode_tokens()
+        decode = self._host_phase("decode", step, slice(0, first), slice(0, first_prefill), at_least)
+        prefill = self._host_phase("prefill", step, slice(first, num_reqs), slice(first_prefill, num_tokens), at_least)
+        longest_query = max([each.batches[0].max_query_len for each in (decode, prefill) if each is not None], default=0)
+        longest = (longest_query, max(at_least, step.max_seq_len))
         metadata = self._assembler.assemble(
-            self, self.step_id, (num_reqs, num_tokens), padded, first, longest, order is None, decode, prefill
+            self, self.step_id, (num_reqs, num_tokens), padded, first, longest, is_ordered, decode, prefill
         )
         self._staging.upload()
         if self._shards is not None:
@@ -152,20 +151,20 @@ class MetadataBuilder:
         decode_len, num_reqs, num_tokens = 1 + plan.num_spec_tokens, batch.num_reqs, batch.num_tokens
         first = batch.count_decodes(decode_len)
         decode_tokens = batch.count_decode_tokens(first, decode_len)
-        step = self._see_if_sound(batch, first, decode_tokens)
-        if step is not None and self._can_read_in_place(batch):
+        seen = self._see_if_sound(batch, first, decode_tokens)
+        if seen is not None and self._can_read_in_place(batch):
             self._assembler.given_tables = batch.block_tables
         self.step_id += 1
         self._staging.turn()
-        is_sound = step is not None
+        is_sound = seen is not None
         decode = self._device_phase("decode", batch, slice(0, first), slice(0, decode_tokens), is_sound)
         prefill = self._device_phase("prefill", batch, slice(first, num_reqs), slice(decode_tokens, num_tokens), is_sound)
         counts = (num_reqs, num_tokens)
         longest = (batch.max_query_len, batch.max_seq_len)
         metadata = self._assembler.assemble(self, self.step_id, counts, counts, first, longest, True, decode, prefill)
-        if step is not None and self._is_on_host:
+        if seen is not None and self._is_on_host:
             has_tables = self._assembler.given_tables is not None
-            fill_from_host(step, self._staging.host, plan.block_size, self.rules, plan.parallel, has_tables=has_tables)
+            fill_from_host(*seen, self._staging.host, self.rules, plan.parallel, has_tables=has_tables)
             if self._has_row_rules:
                 fill_rows(self._row_rules, self._staging.host, plan.block_size, True, *counts)
         else:
@@ -185,7 +184,7 @@ class MetadataBuilder:
             self._shards.fill(metadata)
         return metadata
 
-    def _see_if_sound(self, batch: DeviceBatch, num_decodes: int, decode_tokens: int) -> HostStep | None:
+    def _see_if_sound(self, batch: DeviceBatch, num_decodes: int, decode_tokens: int) -> tuple[HostStep, Placement] | None:
         """The batch as the host sees it, where it does and nothing is wrong; BatchError under HAL_DEBUG=1 where something is."""
         is_debugged = read_variable("HAL_DEBUG") == "1"
         if not is_debugged and not self._is_on_host:
@@ -194,12 +193,15 @@ class MetadataBuilder:
         mistake = find_mistake(batch, step, self.rules, decode_tokens)
         if is_debugged:
             mistake = mistake or find_wrong_hint(batch, step)
-        mistake = mistake or find_wrong_write(step, self.rules)
+        placement = None
+        if mistake is None:
+            placement = place_tokens(step, self.plan.block_size, self.plan.parallel)
+            mistake = find_wrong_write(step, placement, self.rules)
         if is_debugged:
             mistake = mistake or find_repeated_pages(step.block_tables, step.query_lens, step.seq_lens, self.rules)
             if mistake is not None:
                 raise BatchError(mistake)
-        return step if mistake is None else None
+        return None if placement is None or mistake is not None else (step, placement)
 
     def _can_read_in_place(self, batch: DeviceBatch) -> bool:
         """Whether the batch's tables can stand in for the builder's own: on the CPU, where copying them would be most of a step.
@@ -223,27 +225,29 @@ class MetadataBuilder:
         self._cursor = span.stop
         return self._staging.device["runs"][span]
 
-    def _host_phase(
-        self,
-        name: str,
-        query_lens: Sequence[int],
-        seq_lens: Sequence[int],
-        request: int,
-        token: int,
-        is_ordered: bool,
-        at_least: int,
-    ) -> Phase | None:
-        num_tokens = sum(query_lens)
-        if not num_tokens:
+    def _host_phase(self, name: str, step: HostStep, requests: slice, tokens: slice, at_least: int) -> Phase | None:
+        if tokens.start == tokens.stop:
             return None
+        queries, lengths = step.query_lens, step.seq_lens
+        if step.order is not None:
+            queries, lengths = queries[step.order], lengths[step.order]
+        queries, lengths = queries[requests], lengths[requests]
+        longest_query = 1 if step.is_single else int(np.maximum.reduce(queries))
+        longest = max(at_least, step.max_seq_len if len(lengths) == step.num_reqs else int(np.maximum.reduce(lengths)))
+        chunks: Mapping[Scoring, tuple[IndexerChunk, ...]] = {}
+        runs: Mapping[MLAKind, tuple[MLARun, ...]] = {}
+        if self._scorings or self._kinds:
+            query_lens, seq_lens = queries.tolist(), lengths.tolist()
+            chunks = self._score_chunks(query_lens, [max(at_least, length) for length in seq_lens] if at_least else seq_lens)
+            runs = self._phase_runs(name, query_lens, seq_lens)
         return self._assembler.phase(
             name,
-            slice(request, request + len(query_lens)),
-            slice(token, token + num_tokens),
-            (max(query_lens), max(at_least, max(seq_lens))),
-            is_ordered,
-            chunks=self._score_chunks(query_lens, [max(at_least, length) for length in seq_lens] if at_least else seq_lens),
-            runs=self._phase_runs(name, query_lens, seq_lens),
+            requests,
+            tokens,
+            (longest_query, longest),
+            step.order is None,
+            chunks=chunks,
+            runs=runs,
             may_hide_requests=False,
         )
 

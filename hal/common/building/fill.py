@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from hal.common.batch import Batch
 from hal.common.device_batch import DeviceBatch
-from hal.common.parallel import Parallel, local_position, owner
+from hal.common.parallel import Parallel, owner
 
 from .block_ids import TableRules, forget_blocks
+from .placement import Placement
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +24,14 @@ Ints = npt.NDArray[Any]
 class HostStep(NamedTuple):
     """A step whose values the host can see, with its order (None where decodes come first) and its padded sizes.
 
-    starts: where each request's tokens begin, and where the last one's end. block_tables, and slots where an engine brings
+    max_seq_len: the longest request, or no less. starts: where each request's tokens begin, and where the last one's end.
+    block_tables, and slots where an engine brings
     its own: one for all cache groups, or one per group. is_single: one new token for each request.
     """
 
+    query_lens: Ints
     seq_lens: Ints
+    max_seq_len: int
     starts: Ints
     block_tables: tuple[Ints, ...]
     slots: tuple[Ints, ...] | None
@@ -39,29 +43,36 @@ class HostStep(NamedTuple):
     padded_reqs: int
     padded_tokens: int
 
-    @property
-    def query_lens(self) -> Ints:
-        """New tokens of each request."""
-        lens: Ints = self.starts[1:] - self.starts[:-1]
-        return lens
+    def count_decode_tokens(self) -> int:
+        """New tokens of the decodes, which come first in the execution order."""
+        if self.is_single:
+            return self.num_decodes
+        if self.order is None:
+            return int(self.starts[self.num_decodes])
+        return int(self.query_lens[self.order[: self.num_decodes]].sum())
 
 
 def arrange(batch: Batch, decode_len: int) -> HostStep:
     """A host batch in its execution order."""
-    order, num_decodes = None, batch.num_reqs
+    order, num_decodes, num_reqs = None, batch.num_reqs, batch.num_reqs
     if not batch.is_single or batch.is_prefilling is not None:
         decodes = batch.decodes(decode_len)
         num_decodes = int(decodes.sum())
         if not decodes[:num_decodes].all():
             order = np.argsort(~decodes, kind="stable")
-    starts = np.zeros(batch.num_reqs + 1, np.int32)
-    np.cumsum(batch.query_lens, out=starts[1:])
+    if batch.is_single:
+        starts = np.arange(num_reqs + 1, dtype=np.int32)
+    else:
+        starts = np.zeros(num_reqs + 1, np.int32)
+        np.cumsum(batch.query_lens, out=starts[1:])
     return HostStep(
+        query_lens=batch.query_lens,
         seq_lens=batch.seq_lens,
+        max_seq_len=int(np.maximum.reduce(batch.seq_lens)) if num_reqs else 0,
         starts=starts,
         block_tables=batch.block_tables,
         slots=None,
-        num_reqs=batch.num_reqs,
+        num_reqs=num_reqs,
         num_tokens=batch.num_tokens,
         is_single=batch.is_single,
         order=order,
@@ -76,7 +87,9 @@ def see_device_batch(batch: DeviceBatch, num_decodes: int) -> HostStep:
     starts, num_reqs = _to_host(batch.query_start_loc), batch.num_reqs
     is_single = batch.max_query_len == 1 and not np.count_nonzero(starts != np.arange(num_reqs + 1, dtype=np.int32))
     return HostStep(
+        query_lens=starts[1:] - starts[:-1],
         seq_lens=_to_host(batch.seq_lens),
+        max_seq_len=batch.max_seq_len,
         starts=starts,
         block_tables=tuple(map(_to_host, batch.block_tables)),
         slots=None if batch.slot_mapping is None else tuple(map(_to_host, batch.slot_mapping)),
@@ -96,8 +109,8 @@ def _to_host(tensor: torch.Tensor) -> Ints:
 
 def fill_from_host(
     step: HostStep,
+    placement: Placement,
     arrays: Mapping[str, Ints],
-    block_size: int,
     rules: TableRules,
     parallel: Parallel,
     *,
@@ -111,10 +124,11 @@ def fill_from_host(
     if is_decoding:
         _fill_decodes(step, arrays)
     else:
-        _fill_engine_order(step, arrays)
+        _fill_engine_order(step, placement, arrays)
+    arrays["positions"][: step.num_tokens] = placement.positions
     if not has_tables:
         _fill_tables(step, arrays["tables"], rules)
-    _fill_slots(step, arrays, block_size, parallel)
+    _fill_slots(step, placement, arrays["slots"], rules.block_size, parallel)
     if not is_decoding:
         _fill_execution_order(step, arrays)
     if step.padded_reqs > step.num_reqs or step.padded_tokens > step.num_tokens:
@@ -133,18 +147,13 @@ def _fill_decodes(step: HostStep, arrays: Mapping[str, Ints]) -> None:
         counted[0] = num_reqs
     arrays["seq_lens"][:num_reqs] = step.seq_lens
     arrays["key_bounds"][:num_reqs] = step.seq_lens
-    np.subtract(step.seq_lens, 1, out=arrays["positions"][:num_reqs])
 
 
-def _fill_engine_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:
-    num_reqs, num_tokens, query_lens = step.num_reqs, step.num_tokens, step.query_lens
+def _fill_engine_order(step: HostStep, placement: Placement, arrays: Mapping[str, Ints]) -> None:
     arrays["num_counted"][0] = 0
-    arrays["starts"][: num_reqs + 1] = step.starts
-    arrays["seq_lens"][:num_reqs] = step.seq_lens
-    arrays["req_id"][:num_tokens] = np.repeat(np.arange(num_reqs, dtype=np.int32), query_lens)
-    # A token's position is its index in the step moved by where its request's new tokens begin.
-    shift = step.seq_lens - step.starts[1:]
-    np.add(np.arange(num_tokens), np.repeat(shift, query_lens), out=arrays["positions"][:num_tokens])
+    arrays["starts"][: step.num_reqs + 1] = step.starts
+    arrays["seq_lens"][: step.num_reqs] = step.seq_lens
+    arrays["req_id"][: step.num_tokens] = placement.req_id
 
 
 def _fill_tables(step: HostStep, tables: Ints, rules: TableRules) -> None:
@@ -161,35 +170,22 @@ def _fill_tables(step: HostStep, tables: Ints, rules: TableRules) -> None:
             forget_blocks(filled[:num_reqs], int(first.max()), rule.num_blocks)
 
 
-def _fill_slots(step: HostStep, arrays: Mapping[str, Ints], block_size: int, parallel: Parallel) -> None:
-    slots = arrays["slots"]
+def _fill_slots(step: HostStep, placement: Placement, slots: Ints, block_size: int, parallel: Parallel) -> None:
     if step.slots is not None:
         for group, filled in enumerate(slots):
             filled[: step.padded_tokens] = step.slots[group if len(step.slots) > 1 else 0]
         return
     num_tokens = step.num_tokens
-    index = arrays["positions"][:num_tokens]
-    is_remote = None
-    if parallel.dcp > 1:
-        is_remote = owner(index, parallel) != parallel.dcp_rank
-        index = local_position(index, parallel)
-    req_id, page = arrays["req_id"][:num_tokens], index // block_size
-    for filled, table in zip(slots, step.block_tables, strict=False):
-        # id * block_size + index % block_size, in the fewest passes.
-        placed = np.subtract(_look_up(table, req_id, page), page, out=filled[:num_tokens])
+    is_remote = owner(placement.positions, parallel) != parallel.dcp_rank if parallel.dcp > 1 else None
+    for filled, pages in zip(slots, placement.pages, strict=False):
+        # page * block_size + place % block_size, in the fewest passes.
+        placed = np.subtract(pages, placement.columns, out=filled[:num_tokens])
         placed *= block_size
-        placed += index
+        placed += placement.places
         if is_remote is not None:
             placed[is_remote] = -1
-    if len(step.block_tables) < len(slots):
+    if len(placement.pages) < len(slots):
         slots[1:, :num_tokens] = slots[0, :num_tokens]
-
-
-def _look_up(table: Ints, rows: Ints, columns: Ints) -> Ints:
-    """table[rows, columns]; one index into a table that lies end to end takes half the time of two."""
-    if not table.flags.c_contiguous:
-        return table[rows, columns]
-    return table.ravel().take(rows * np.int64(table.shape[1]) + columns)
 
 
 def _fill_execution_order(step: HostStep, arrays: Mapping[str, Ints]) -> None:

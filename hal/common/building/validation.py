@@ -13,29 +13,32 @@ from hal.common.errors import BatchError
 from hal.common.limits import Limits
 
 from .block_ids import TableRule, TableRules, find_wrong_block, holds_strangers, live_stops
-from .writes import describe_wrong_write, find_repeated_pages
+from .fill import HostStep
+from .placement import Placement
+from .writes import find_repeated_pages, find_wrong_write
 
 
-def check_batch(batch: Batch, limits: Limits, rules: TableRules, *, is_written: bool = True) -> None:
-    """Nothing, or BatchError with the values. is_written: the new tokens will be written to the pages that the tables name."""
+def check_batch(batch: Batch, longest: int, limits: Limits, rules: TableRules) -> None:
+    """Raise BatchError, with the values, for more than the plan allows or a table without a page that a request needs.
+
+    longest: the most tokens of a request.
+    """
     check_counts(batch.num_reqs, batch.num_tokens, limits)
-    longest = int(batch.seq_lens.max(initial=0))
     if longest > limits.max_model_len:
         request = int(batch.seq_lens.argmax())
         raise BatchError(f"request {request} has seq_len {longest}, the plan allows max_model_len = {limits.max_model_len}")
     _check_padding(batch, limits)
     for table, rule in zip(batch.block_tables, rules.for_tables(len(batch.block_tables)), strict=True):
         _check_table(batch, table, longest, rule, rules.tokens_per_page)
-        if is_written:
-            mistake = describe_wrong_write(
-                table, batch.query_lens, batch.seq_lens, rule.pool, rules.tokens_per_page, batch.is_single
-            )
-            if mistake is not None:
-                raise BatchError(mistake)
-    if read_variable("HAL_DEBUG") == "1" and is_written:
-        mistake = find_repeated_pages(batch.block_tables, batch.query_lens, batch.seq_lens, rules)
-        if mistake is not None:
-            raise BatchError(mistake)
+
+
+def check_writes(step: HostStep, placement: Placement, rules: TableRules) -> None:
+    """Raise BatchError, with the values, where a new token would go to a shared page or to another one's place."""
+    mistake = find_wrong_write(step, placement, rules)
+    if mistake is None and read_variable("HAL_DEBUG") == "1":
+        mistake = find_repeated_pages(step.block_tables, step.query_lens, step.seq_lens, rules)
+    if mistake is not None:
+        raise BatchError(mistake)
 
 
 def check_counts(num_reqs: int, num_tokens: int, limits: Limits) -> None:

@@ -9,95 +9,66 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_ids import live_stops
+from .placement import begin_pages
 
 if TYPE_CHECKING:
     from hal.common.pages import PagePool
 
     from .block_ids import TableRules
     from .fill import HostStep
+    from .placement import Placement
 
 Ints = npt.NDArray[Any]
 
-# Requests that write several pages each, up to which slicing them one by one is the quickest.
-_MANY = 32
 
-
-def describe_wrong_write(
-    table: Ints, query_lens: Ints, seq_lens: Ints, pool: PagePool, tokens_per_page: int, is_single: bool
-) -> str | None:
+def find_wrong_write(step: HostStep, placement: Placement, rules: TableRules) -> str | None:
     """A sentence on the first new token whose page several requests hold, or whose place another one takes; None without any.
 
-    table: every id that a request reads is a page of the pool. is_single: one new token for each request.
+    Every id that a request reads is a page of the pool.
     """
-    if pool.num_shared:
-        request, column = _written_columns(query_lens, seq_lens, tokens_per_page)
-        pages = table[request, column]
-        held = np.flatnonzero(pool.is_shared[pages])
-        if held.size:
-            row, page_column, page = int(request[held[0]]), int(column[held[0]]), int(pages[held[0]])
-            position = max(int(seq_lens[row] - query_lens[row]), page_column * tokens_per_page)
-            return (
-                f"request {row} would write position {position} to page {page}, which is held {pool.holders(page)} times; a "
-                "shared page is read-only: share full pages only, and let a request write to pages of its own"
-            )
-    if is_single and len(seq_lens) < 2:
-        return None
-    if not _has_repeats(_written_pages(table, query_lens, seq_lens, tokens_per_page, is_single)):
-        return None
-    return _describe_double_write(table, query_lens, seq_lens, tokens_per_page)
+    if step.slots is not None:
+        return _find_wrong_slot(step, rules)
+    firsts = None if step.is_single else begin_pages(step, placement)
+    for pages, rule in zip(placement.pages, rules.for_tables(len(placement.pages)), strict=True):
+        written = pages if firsts is None else pages[firsts]
+        if rule.pool.num_shared:
+            held = np.flatnonzero(rule.pool.is_shared[written])
+            if held.size:
+                token = int(held[0] if firsts is None else firsts[held[0]])
+                return _describe_shared_write(placement, pages, token, rule.pool)
+        if len(written) > 1 and _has_repeats(written):
+            mistake = _describe_double_write(placement, pages, rules.tokens_per_page)
+            if mistake is not None:
+                return mistake
+    return None
 
 
-def _written_pages(table: Ints, query_lens: Ints, seq_lens: Ints, tokens_per_page: int, is_single: bool) -> Ints:
-    """The pages that new tokens are written to, one after the other, a page once for each request."""
-    last = (seq_lens - 1) // tokens_per_page
-    if is_single and table.flags.c_contiguous:
-        # One index into a table that lies end to end takes a third of the time of two.
-        pages: Ints = table.ravel().take(last + np.arange(0, table.size, table.shape[1]))
-        return pages
-    first = (seq_lens - query_lens) // tokens_per_page
-    several = np.flatnonzero(last > first)
-    if len(several) > _MANY:
-        return table[_written_columns(query_lens, seq_lens, tokens_per_page)]
-    runs = [table[row, first[row] : last[row] + 1] for row in several.tolist()]
-    single = np.flatnonzero((last == first) & (query_lens > 0))
-    return np.concatenate([table[single, last[single]], *runs])
+def _describe_shared_write(placement: Placement, pages: Ints, token: int, pool: PagePool) -> str:
+    page = int(pages[token])
+    return (
+        f"request {placement.req_id[token]} would write position {placement.positions[token]} to page {page}, which is held "
+        f"{pool.holders(page)} times; a shared page is read-only: share full pages only, and let a request write to pages of its "
+        "own"
+    )
 
 
-def _written_columns(query_lens: Ints, seq_lens: Ints, tokens_per_page: int) -> tuple[Ints, Ints]:
-    """The request and the column of each page that new tokens are written to."""
-    first = (seq_lens - query_lens) // tokens_per_page
-    counts = np.where(query_lens > 0, (seq_lens - 1) // tokens_per_page - first + 1, 0)
-    request = np.repeat(np.arange(len(counts)), counts)
-    return request, np.arange(len(request)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-
-
-def _describe_double_write(table: Ints, query_lens: Ints, seq_lens: Ints, tokens_per_page: int) -> str | None:
+def _describe_double_write(placement: Placement, pages: Ints, tokens_per_page: int) -> str | None:
     """A sentence on the first new token that would be written where an earlier one of the step is; pages alone may be shared."""
-    request = np.repeat(np.arange(len(query_lens)), query_lens)
-    ends = np.cumsum(query_lens)
-    position = np.arange(len(request)) + np.repeat(seq_lens - ends, query_lens)
-    page = table[request, position // tokens_per_page]
-    pair = _find_repeat(page.astype(np.int64) * tokens_per_page + position % tokens_per_page)
+    request, position = placement.req_id, placement.positions
+    pair = _find_repeat(pages.astype(np.int64) * tokens_per_page + position % tokens_per_page)
     if pair is None:
         return None
     first, again = pair
     return (
-        f"request {request[again]} would write position {position[again]} to page {page[again]}, row "
+        f"request {request[again]} would write position {position[again]} to page {pages[again]}, row "
         f"{position[again] % tokens_per_page}, where position {position[first]} of request {request[first]} is written; give "
         "each a page of its own"
     )
 
 
-def find_wrong_write(step: HostStep, rules: TableRules) -> str | None:
-    """The same for a device batch as the host sees it, whose slots may be the engine's own."""
-    if step.slots is None:
-        for table, rule in zip(step.block_tables, rules.for_tables(len(step.block_tables)), strict=True):
-            lens, size = (step.query_lens, step.seq_lens), rules.tokens_per_page
-            mistake = describe_wrong_write(table, *lens, rule.pool, size, step.is_single)
-            if mistake is not None:
-                return mistake
-        return None
-    for slots, rule in zip(step.slots, rules.for_tables(len(step.slots)), strict=True):
+def _find_wrong_slot(step: HostStep, rules: TableRules) -> str | None:
+    given_slots = step.slots or ()
+    for slots, rule in zip(given_slots, rules.for_tables(len(given_slots)), strict=True):
         given = slots[: step.num_tokens]
         if rule.pool.num_shared:
             held = np.flatnonzero((given >= 0) & rule.pool.is_shared[np.maximum(given, 0) // rules.block_size])
@@ -129,9 +100,10 @@ def find_repeated_pages(tables: Sequence[Ints], query_lens: Ints, seq_lens: Ints
 
 def _has_repeats(numbers: Ints) -> bool:
     """Whether any number that is not negative occurs twice."""
-    ordered = np.sort(numbers)
+    ordered = numbers.copy()
+    ordered.sort()
     is_again = ordered[1:] == ordered[:-1]
-    return bool(np.logical_or.reduce(is_again)) and bool((is_again & (ordered[1:] >= 0)).any())
+    return bool(np.count_nonzero(is_again)) and bool((is_again & (ordered[1:] >= 0)).any())
 
 
 def _find_repeat(numbers: Ints) -> tuple[int, int] | None:
