@@ -15,8 +15,8 @@ import torch
 from machine import best_time, measure_rates
 
 import hal
-from hal.common.refusal import explain_refusal
-from hal.common.registry import backends
+from hal.common.backends.judging import explain_refusal
+from hal.common.backends.registry import backends
 
 CONFIG = Path(__file__).parents[1] / "examples" / "composite-deepseek-v3.2.json"
 

@@ -22,7 +22,7 @@ from machine import best_time, measure_rates, peak_memory_bytes, time_once
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 import hal
-from hal.common.cost import count_mla, count_selected
+from hal.common.stepping.cost import count_mla, count_selected
 from hal.config import read_shape
 from hal.models import attach
 

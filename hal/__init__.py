@@ -15,44 +15,44 @@ if TYPE_CHECKING:
     from . import pages as pages
     from . import parallel as parallel
     from . import testing as testing
-    from .common.attention import Attention as Attention
-    from .common.backend import Backend as Backend
-    from .common.batch import Batch as Batch
-    from .common.capabilities import Capabilities as Capabilities
-    from .common.compressor import Compressor as Compressor
-    from .common.detection import detect as detect
-    from .common.device import Device as Device
-    from .common.device_batch import DeviceBatch as DeviceBatch
-    from .common.errors import BackendError as BackendError
-    from .common.errors import BatchError as BatchError
-    from .common.errors import CapacityError as CapacityError
-    from .common.errors import CheckpointError as CheckpointError
-    from .common.errors import InputError as InputError
-    from .common.errors import LayoutError as LayoutError
-    from .common.errors import MissingLibraryError as MissingLibraryError
-    from .common.errors import NoBackend as NoBackend
-    from .common.errors import NotBuiltError as NotBuiltError
-    from .common.kernels import IndexInputs as IndexInputs
-    from .common.kernels import KVCache as KVCache
-    from .common.kernels import PagedBatch as PagedBatch
-    from .common.kernels import Segment as Segment
-    from .common.limits import Limits as Limits
-    from .common.metadata import MetadataBuilder as MetadataBuilder
-    from .common.opened import kernels as kernels
-    from .common.parallel import Parallel as Parallel
-    from .common.plan import Plan as Plan
-    from .common.planning import installed as installed
-    from .common.planning import plan as plan
-    from .common.platform import Platform as Platform
-    from .common.reason import Reason as Reason
-    from .common.registry import register_backend as register_backend
-    from .common.registry import register_platform as register_platform
-    from .common.request import Request as Request
-    from .common.select import select as select
-    from .common.select import supports_combination as supports_combination
-    from .common.selection import Selection as Selection
-    from .common.software import Software as Software
-    from .common.step import StepMetadata as StepMetadata
+    from .common.backends.detection import detect as detect
+    from .common.backends.kernels import kernels as kernels
+    from .common.backends.registry import register_backend as register_backend
+    from .common.backends.registry import register_platform as register_platform
+    from .common.backends.select import select as select
+    from .common.backends.select import supports_combination as supports_combination
+    from .common.contract.backend import Backend as Backend
+    from .common.contract.batch import Batch as Batch
+    from .common.contract.call_values import IndexInputs as IndexInputs
+    from .common.contract.call_values import KVCache as KVCache
+    from .common.contract.call_values import PagedBatch as PagedBatch
+    from .common.contract.call_values import Segment as Segment
+    from .common.contract.capabilities import Capabilities as Capabilities
+    from .common.contract.compressor import Compressor as Compressor
+    from .common.contract.device import Device as Device
+    from .common.contract.device_batch import DeviceBatch as DeviceBatch
+    from .common.contract.errors import BackendError as BackendError
+    from .common.contract.errors import BatchError as BatchError
+    from .common.contract.errors import CapacityError as CapacityError
+    from .common.contract.errors import CheckpointError as CheckpointError
+    from .common.contract.errors import InputError as InputError
+    from .common.contract.errors import LayoutError as LayoutError
+    from .common.contract.errors import MissingLibraryError as MissingLibraryError
+    from .common.contract.errors import NoBackend as NoBackend
+    from .common.contract.errors import NotBuiltError as NotBuiltError
+    from .common.contract.limits import Limits as Limits
+    from .common.contract.parallel import Parallel as Parallel
+    from .common.contract.plan import Plan as Plan
+    from .common.contract.platform import Platform as Platform
+    from .common.contract.reason import Reason as Reason
+    from .common.contract.request import Request as Request
+    from .common.contract.selection import Selection as Selection
+    from .common.contract.software import Software as Software
+    from .common.contract.step import StepMetadata as StepMetadata
+    from .common.planning.plan import installed as installed
+    from .common.planning.plan import plan as plan
+    from .common.running.attention import Attention as Attention
+    from .common.stepping.builder import MetadataBuilder as MetadataBuilder
     from .config import ConfigError as ConfigError
     from .config import HalError as HalError
     from .config import read_shape as read_shape
@@ -63,45 +63,45 @@ __version__ = "0.1.0"
 
 # Each public name and where it lives; nothing is imported before it is used, so that planning never loads a tensor library.
 _HOMES = {
-    "Attention": "common.attention",
-    "Backend": "common.backend",
-    "Kernels": "common.backend",
-    "Batch": "common.batch",
-    "Capabilities": "common.capabilities",
-    "Compressor": "common.compressor",
-    "Device": "common.device",
-    "detect": "common.detection",
-    "DeviceBatch": "common.device_batch",
-    "BackendError": "common.errors",
-    "BatchError": "common.errors",
-    "CapacityError": "common.errors",
-    "CheckpointError": "common.errors",
-    "InputError": "common.errors",
-    "LayoutError": "common.errors",
-    "MissingLibraryError": "common.errors",
-    "NoBackend": "common.errors",
-    "NotBuiltError": "common.errors",
-    "IndexInputs": "common.kernels",
-    "KVCache": "common.kernels",
-    "PagedBatch": "common.kernels",
-    "Segment": "common.kernels",
-    "Limits": "common.limits",
-    "kernels": "common.opened",
-    "Parallel": "common.parallel",
-    "MetadataBuilder": "common.metadata",
-    "Plan": "common.plan",
-    "installed": "common.planning",
-    "plan": "common.planning",
-    "Platform": "common.platform",
-    "Reason": "common.reason",
-    "register_backend": "common.registry",
-    "register_platform": "common.registry",
-    "Request": "common.request",
-    "Selection": "common.selection",
-    "select": "common.select",
-    "supports_combination": "common.select",
-    "Software": "common.software",
-    "StepMetadata": "common.step",
+    "Attention": "common.running.attention",
+    "Backend": "common.contract.backend",
+    "Kernels": "common.contract.backend",
+    "Batch": "common.contract.batch",
+    "Capabilities": "common.contract.capabilities",
+    "Compressor": "common.contract.compressor",
+    "Device": "common.contract.device",
+    "detect": "common.backends.detection",
+    "DeviceBatch": "common.contract.device_batch",
+    "BackendError": "common.contract.errors",
+    "BatchError": "common.contract.errors",
+    "CapacityError": "common.contract.errors",
+    "CheckpointError": "common.contract.errors",
+    "InputError": "common.contract.errors",
+    "LayoutError": "common.contract.errors",
+    "MissingLibraryError": "common.contract.errors",
+    "NoBackend": "common.contract.errors",
+    "NotBuiltError": "common.contract.errors",
+    "IndexInputs": "common.contract.call_values",
+    "KVCache": "common.contract.call_values",
+    "PagedBatch": "common.contract.call_values",
+    "Segment": "common.contract.call_values",
+    "Limits": "common.contract.limits",
+    "kernels": "common.backends.kernels",
+    "Parallel": "common.contract.parallel",
+    "MetadataBuilder": "common.stepping.builder",
+    "Plan": "common.contract.plan",
+    "installed": "common.planning.plan",
+    "plan": "common.planning.plan",
+    "Platform": "common.contract.platform",
+    "Reason": "common.contract.reason",
+    "register_backend": "common.backends.registry",
+    "register_platform": "common.backends.registry",
+    "Request": "common.contract.request",
+    "Selection": "common.contract.selection",
+    "select": "common.backends.select",
+    "supports_combination": "common.backends.select",
+    "Software": "common.contract.software",
+    "StepMetadata": "common.contract.step",
     "ConfigError": "config",
     "HalError": "config",
     "read_shape": "config",
@@ -123,7 +123,7 @@ if not TYPE_CHECKING:
         try:
             module = import_module(f"hal.{home}")
         except ModuleNotFoundError as error:
-            from .common.extras import stand_in
+            from .common.contract.extras import stand_in
 
             return stand_in(f"hal.{name}", error)
         value = globals()[name] = getattr(module, "Backend" if name == "Kernels" else name)

@@ -4,18 +4,18 @@ TritonBackend is the base of a platform's portable backend, with the shared Trit
 inherits it or, on a platform without Triton, Backend itself. Importing this loads neither torch nor triton.
 """
 
-from hal.common.arch import Arch
-from hal.common.backend import Backend
-from hal.common.buffer import Buffer
-from hal.common.capabilities import Capabilities
-from hal.common.compressor import Compressor
-from hal.common.errors import BackendError, BatchError, LayoutError
-from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
-from hal.common.parallel import Parallel
-from hal.common.platform import Platform
-from hal.common.reason import Reason
-from hal.common.request import Request
-from hal.common.software import Library, Software
+from hal.common.contract.arch import Arch
+from hal.common.contract.backend import Backend
+from hal.common.contract.buffer import Buffer
+from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.compressor import Compressor
+from hal.common.contract.errors import BackendError, BatchError, LayoutError
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.platform import Platform
+from hal.common.contract.reason import Reason
+from hal.common.contract.request import Request
+from hal.common.contract.software import Library, Software
 from hal.common.triton.backend import TritonBackend
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Cache layouts for engines that keep their own memory: what one cached token holds, and each layout by its widths."""
 
-from hal.common.layouts import (
+from hal.common.contract.layouts import (
     BlockScaling,
     Layout,
     attention_fp8_layout,

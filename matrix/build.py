@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hal.common.arch import Arch
+from hal.common.contract.arch import Arch
 
 from .cubin import read_cubin
 from .figures import Figures

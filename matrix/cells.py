@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hal.common.device import Device
-from hal.common.errors import NoBackend
-from hal.common.parallel import Parallel
-from hal.common.proof import weakest
-from hal.common.reason import Reason
-from hal.common.registry import backends, platforms
-from hal.common.request import Request
-from hal.common.select import select
-from hal.common.selection import Selection
+from hal.common.backends.proof import weakest
+from hal.common.backends.registry import backends, platforms
+from hal.common.backends.select import select
+from hal.common.contract.device import Device
+from hal.common.contract.errors import NoBackend
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.reason import Reason
+from hal.common.contract.request import Request
+from hal.common.contract.selection import Selection
 from hal.config import LayerShape, ModelShape
 from hal.config.runs import group_layers
 
@@ -51,8 +51,8 @@ class Cell:
     """One combination. backends: who serves its layers, the first layer's first, none where some layer has nobody.
 
     providers: the calls that each backend lends to some layer, a phase named where the other's comes from elsewhere. state:
-    of hal.common.proof, the weakest of its calls'. bytes_per_token: one rank's, index keys included, 0 where nobody serves it.
-    reasons: why not, sentences of each backend of the platform.
+    of hal.common.backends.proof, the weakest of its calls'. bytes_per_token: one rank's, index keys included, 0 where nobody
+    serves it. reasons: why not, sentences of each backend of the platform.
     """
 
     model: str

@@ -10,10 +10,10 @@ from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
-from hal.common.errors import InputError
-from hal.common.plugins import OWN_DISTRIBUTION
-from hal.common.registry import known_libraries, platforms
-from hal.common.software import version_tuple
+from hal.common.backends.plugins import OWN_DISTRIBUTION
+from hal.common.backends.registry import known_libraries, platforms
+from hal.common.contract.errors import InputError
+from hal.common.contract.software import version_tuple
 
 from .fleet import read_tables
 

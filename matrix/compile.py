@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
-from hal.common.device import Device
-from hal.common.errors import NoBackend
-from hal.common.parallel import Parallel
-from hal.common.request import Request
+from hal.common.contract.device import Device
+from hal.common.contract.errors import NoBackend
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.request import Request
 from hal.common.triton import specialisations
 from hal.common.triton.launch import LaunchKey
 from hal.common.triton.specialisation import Specialisation

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hal.common.backend import CALLS_BY_FAMILY
-from hal.common.device import Device
-from hal.common.proof_report import name_processor
-from hal.common.registry import backends
-from hal.common.request import Request
+from hal.common.backends.proof_report import name_processor
+from hal.common.backends.registry import backends
+from hal.common.contract.backend import CALLS_BY_FAMILY
+from hal.common.contract.device import Device
+from hal.common.contract.request import Request
 from hal.common.triton.backend import TritonBackend
 from hal.config import ModelShape
 

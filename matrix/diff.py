@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from hal.common.proof import STATES
+from hal.common.backends.proof import STATES
 
 from .cells import Cell
 

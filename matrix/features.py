@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from hal.common.parallel import Parallel
-from hal.common.request import Request
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.request import Request
 from hal.config import LayerShape
 
 

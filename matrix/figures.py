@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hal.common.arch import Arch
+from hal.common.contract.arch import Arch
 
 # Products of wider types may be done by plain multiplications: no arch has to have a matrix instruction for them.
 _SHORT = r"(?:bf16|f16|f8\w+|i8)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from typing import Any
 
-from hal.common.errors import InputError
+from hal.common.contract.errors import InputError
 
 PROOFS = ("run", "cubin", "hsaco", "spirv")
 ARCH_NAMES = ("number", "name", "properties")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from hal.common.proof import STATES, say_state, shorten_commit
-from hal.common.registry import platforms
+from hal.common.backends.proof import STATES, say_state, shorten_commit
+from hal.common.backends.registry import platforms
 
 from .cells import Cell, Variant
 from .diff import TableDiff

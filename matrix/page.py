@@ -8,7 +8,7 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from hal.common.proof import STATES
+from hal.common.backends.proof import STATES
 
 from .cells import Cell
 from .features import FEATURES

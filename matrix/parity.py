@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 
-from hal.common.backend import CALLS, Backend, required_calls
-from hal.common.capabilities import GRAPH_LEVELS, Capabilities
-from hal.common.device import Device
-from hal.common.errors import InputError, NoBackend
-from hal.common.registry import backends, platforms
-from hal.common.request import Request
+from hal.common.backends.registry import backends, platforms
+from hal.common.contract.backend import CALLS, Backend, required_calls
+from hal.common.contract.capabilities import GRAPH_LEVELS, Capabilities
+from hal.common.contract.device import Device
+from hal.common.contract.errors import InputError, NoBackend
+from hal.common.contract.request import Request
 from hal.config.sizes import INDEX_LAYOUTS, KIND_LAYOUTS
 
 from .fleet import read_fleet

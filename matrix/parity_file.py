@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import hal
-from hal.common.errors import InputError
+from hal.common.contract.errors import InputError
 
 from .parity import Parity
 

@@ -9,9 +9,9 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
-from hal.common.device import Device
-from hal.common.proof import SCHEMA, STATES, weakest
-from hal.common.selection import Selection
+from hal.common.backends.proof import SCHEMA, STATES, weakest
+from hal.common.contract.device import Device
+from hal.common.contract.selection import Selection
 
 _PREFIX, _SUFFIX = "report-", ".json"
 _HEAD = {"schema", "hal", "commit", "date", "rows"}

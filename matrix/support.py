@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from hal.common.device import Device
-from hal.common.errors import NoBackend
-from hal.common.registry import platforms
-from hal.common.request import Request
-from hal.common.select import select
+from hal.common.backends.registry import platforms
+from hal.common.backends.select import select
+from hal.common.contract.device import Device
+from hal.common.contract.errors import NoBackend
+from hal.common.contract.request import Request
 from hal.config import IndexerShape, LayerShape, MLAShape
 
 _WIDTHS = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, q_lora_rank=1536)

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 import hal
-from hal.common.errors import InputError
-from hal.common.proof import STATES
+from hal.common.backends.proof import STATES
+from hal.common.contract.errors import InputError
 
 from .cells import Cell
 

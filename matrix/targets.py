@@ -8,8 +8,8 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from hal.common.arch import Arch
-from hal.common.registry import platforms
+from hal.common.backends.registry import platforms
+from hal.common.contract.arch import Arch
 
 from .fleet import Compiler
 

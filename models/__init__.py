@@ -5,7 +5,7 @@ from __future__ import annotations
 if __name__ != "hal.models":
     raise ImportError("this folder is the package hal.models; import it by that name")
 
-from hal.common.extras import naming_extra
+from hal.common.contract.extras import naming_extra
 
 with naming_extra("hal.models"):
     from .checkpoint_plan import plan_checkpoint

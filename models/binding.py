@@ -14,10 +14,10 @@ from .errors import UnsupportedModelError
 from .interface import AttentionCall
 
 if TYPE_CHECKING:
-    from hal.common.attention import Attention
-    from hal.common.compressor import Compressor
-    from hal.common.kernels import IndexInputs
-    from hal.common.step import StepMetadata
+    from hal.common.contract.call_values import IndexInputs
+    from hal.common.contract.compressor import Compressor
+    from hal.common.contract.step import StepMetadata
+    from hal.common.running.attention import Attention
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hal.common.parallel import Parallel
+from hal.common.contract.parallel import Parallel
 from hal.config import ModelShape
 
 from .build import build_module, read_model

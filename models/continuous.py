@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from hal.common.backend import Backend
-from hal.common.opened import kernels
-from hal.common.request import Request
-from hal.common.select import select
+from hal.common.backends.kernels import kernels
+from hal.common.backends.select import select
+from hal.common.contract.backend import Backend
+from hal.common.contract.request import Request
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import dtype_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hal.common.errors import CheckpointError
+from hal.common.contract.errors import CheckpointError
 from hal.config import HalError
 
 __all__ = ["NEXT_STEP", "CheckpointError", "GenerationError", "UnsupportedModelError", "describe", "listed"]

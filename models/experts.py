@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hal.common.parallel import Parallel
+from hal.common.contract.parallel import Parallel
 
 from .hollow import draw
 from .slices import Part, block

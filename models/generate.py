@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from hal.common.errors import CapacityError
+from hal.common.contract.errors import CapacityError
 
 from .errors import GenerationError
 from .sampling import Sampling, choose_tokens
@@ -16,9 +16,9 @@ from .schedule import Running, plan_turn
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.attention import Attention
-    from hal.common.batch import Batch
-    from hal.common.plan import Plan
+    from hal.common.contract.batch import Batch
+    from hal.common.contract.plan import Plan
+    from hal.common.running.attention import Attention
 
     from .text import Tokenizer
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hal.common.parallel import Parallel
+from hal.common.contract.parallel import Parallel
 from hal.config import LayerShape
 
 from .hollow import Capture, Emitter, HollowRun

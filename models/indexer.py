@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hal.common.kernels import IndexInputs
+from hal.common.contract.call_values import IndexInputs
 from hal.config import IndexerShape, LayerShape
 
 from .binding import Step

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hal.common.detection import detect, find_device
-from hal.common.device import Device
-from hal.common.limits import Limits
-from hal.common.parallel import Parallel
-from hal.common.plan import Plan
-from hal.common.planning import plan
+from hal.common.backends.detection import detect, find_device
+from hal.common.contract.device import Device
+from hal.common.contract.limits import Limits
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.plan import Plan
+from hal.common.planning.plan import plan
 from hal.config import ModelShape
 from hal.config.dtypes import model_dtype_name
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from hal.common.batch import Batch
-from hal.common.plan import Plan
+from hal.common.contract.batch import Batch
+from hal.common.contract.plan import Plan
 from hal.config.media import read_media_tokens
 
 from .binding import Step
@@ -21,7 +21,7 @@ from .text import Tokenizer, encode_prompts, read_stops
 from .verdict import CheckpointPlan
 
 if TYPE_CHECKING:
-    from hal.common.attention import Attention
+    from hal.common.running.attention import Attention
 
 TOKEN_TYPES = (torch.int64, torch.int32)
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hal.common.parallel import Parallel
+from hal.common.contract.parallel import Parallel
 
 from .hollow import Emitter, HollowRun, read_linear
 from .slices import block

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from hal.common.detection import detect
-from hal.common.device import Device
+from hal.common.backends.detection import detect
+from hal.common.contract.device import Device
 
 from .errors import UnsupportedModelError
 

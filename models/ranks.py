@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from hal.common.errors import InputError
-from hal.common.parallel import Parallel
+from hal.common.contract.errors import InputError
+from hal.common.contract.parallel import Parallel
 from hal.config import LayerShape, ModelShape
 
 from .errors import CheckpointError

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from hal.common.parallel import Parallel
+from hal.common.contract.parallel import Parallel
 from hal.config import ModelShape
 
 from .checkpoint_header import StoredTensor

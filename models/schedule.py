@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hal.common.batch import Batch
+from hal.common.contract.batch import Batch
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import nn
 from transformers import PreTrainedModel
 
-from hal.common.errors import InputError
-from hal.common.parallel import Parallel
+from hal.common.contract.errors import InputError
+from hal.common.contract.parallel import Parallel
 from hal.config import LayerShape, ModelShape
 
 from .errors import describe

@@ -7,7 +7,7 @@ import inspect
 import torch
 from transformers import PreTrainedModel
 
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.config import LayerShape, ModelShape, read_shape
 
 from .errors import NEXT_STEP, UnsupportedModelError

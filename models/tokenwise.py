@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hal.common.compressor import Compressor
-from hal.common.kernels import IndexInputs
+from hal.common.contract.call_values import IndexInputs
+from hal.common.contract.compressor import Compressor
 from hal.config import HalError, ModelShape
 from hal.config.media import read_media_tokens
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hal.common.device import Device
-from hal.common.errors import BackendError
+from hal.common.contract.device import Device
+from hal.common.contract.errors import BackendError
 from hal.testing.targets import find_device, find_targets
 
 pytest_plugins = ["hal.testing.proof"]

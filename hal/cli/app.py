@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hal.common.extras import naming_extra
+from hal.common.contract.extras import naming_extra
 from hal.config import HalError
 
 from .console import InputError, fail, start_logging

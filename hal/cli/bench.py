@@ -8,11 +8,11 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hal.common.detection import find_device
-from hal.common.limits import Limits
-from hal.common.parallel import Parallel
-from hal.common.plan import Plan
-from hal.common.planning import plan
+from hal.common.backends.detection import find_device
+from hal.common.contract.limits import Limits
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.plan import Plan
+from hal.common.planning.plan import plan
 from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name
 from hal.config.runs import group_layers
@@ -21,8 +21,8 @@ from .bench_timing import PHASES, KindTimes, Timing, Trial
 from .console import InputError, check_backend_name, checked, make_console, print_json
 
 if TYPE_CHECKING:
-    from hal.common.attention import Attention
-    from hal.common.step import StepMetadata
+    from hal.common.contract.step import StepMetadata
+    from hal.common.running.attention import Attention
 
     from .bench_calls import LayerCalls
 
@@ -109,7 +109,7 @@ def _time_layers(
 ) -> tuple[tuple[KindTimes, ...], Mapping[str, float]]:
     import numpy as np
 
-    from hal.common.batch import Batch
+    from hal.common.contract.batch import Batch
 
     from .bench_calls import LayerCalls
 

@@ -13,10 +13,10 @@ from .console import InputError
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.attention import Attention
-    from hal.common.compressor import Compressor
-    from hal.common.kernels import IndexInputs
-    from hal.common.step import StepMetadata
+    from hal.common.contract.call_values import IndexInputs
+    from hal.common.contract.compressor import Compressor
+    from hal.common.contract.step import StepMetadata
+    from hal.common.running.attention import Attention
 
 Call = Callable[[], object]
 
@@ -75,7 +75,7 @@ class LayerCalls:
         return lambda: self._attention.attend_compressed(layer.layer_id, q, kv, compressor, metadata, index=index, sink=sink)
 
     def _index(self, layer: LayerShape, tokens: int) -> IndexInputs | None:
-        from hal.common.kernels import IndexInputs
+        from hal.common.contract.call_values import IndexInputs
 
         indexer = layer.indexer
         if indexer is None or not indexer.owns:
@@ -88,7 +88,7 @@ class LayerCalls:
         )
 
     def _compressor(self, layer: LayerShape, tokens: int, width: int) -> Compressor:
-        from hal.common.compressor import Compressor
+        from hal.common.contract.compressor import Compressor
 
         ratio = layer.compress_ratio or 1
         wide, pairs = width * (layer.compress_span // ratio), (layer.rope_head_dim or 0) // 2

@@ -6,9 +6,9 @@ import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from hal.common.plugins import OWN_DISTRIBUTION
-from hal.common.software import version_tuple
-from hal.common.wording import say_all
+from hal.common.backends.plugins import OWN_DISTRIBUTION
+from hal.common.contract.software import version_tuple
+from hal.common.contract.wording import say_all
 
 PACKAGES = ("hal", "torch", "triton", "transformers", "pynvml", "amdsmi", "pyrsmi", "pyzes")
 """Packages that hal imports and that several distributions are known to install; the last one installed wins."""

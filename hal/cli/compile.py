@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hal.common.detection import find_device
-from hal.common.device import Device
-from hal.common.parallel import Parallel
-from hal.common.proof_report import read_commit, write_report
-from hal.common.wording import say_all
+from hal.common.backends.detection import find_device
+from hal.common.backends.proof_report import read_commit, write_report
+from hal.common.contract.device import Device
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.wording import say_all
 from hal.config import ModelShape
 from hal.matrix.compile import CompileReport, compile_models, fleet_devices, sample_models
 from hal.matrix.compiled import report_rows

@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hal.common.arch import Arch
-from hal.common.registry import platforms
+from hal.common.backends.registry import platforms
+from hal.common.contract.arch import Arch
 from hal.config import ModelShape
 from hal.matrix.compile import CompileReport, KernelRow
 from hal.matrix.figures import Figures

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from hal.common.environment import read_variable, warn_of_mistakes
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
+from hal.common.contract.environment import read_variable, warn_of_mistakes
 from hal.config import HalError
 
 WIDTH = 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from hal.common.registry import known_libraries
-from hal.common.software import Software
+from hal.common.backends.registry import known_libraries
+from hal.common.contract.software import Software
 
 from .console import InputError
 

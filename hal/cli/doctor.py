@@ -14,13 +14,13 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
-from hal.common.detection import probe_platforms
-from hal.common.device import Device
-from hal.common.environment import VARIABLES, find_mistakes, read_variable
-from hal.common.plugins import list_plugins
-from hal.common.quiet import describe_error
-from hal.common.registry import backends, broken_plugins, find_backend, known_libraries
-from hal.common.software import Library
+from hal.common.backends.detection import probe_platforms
+from hal.common.backends.plugins import list_plugins
+from hal.common.backends.registry import backends, broken_plugins, find_backend, known_libraries
+from hal.common.contract.device import Device
+from hal.common.contract.environment import VARIABLES, find_mistakes, read_variable
+from hal.common.contract.quiet import describe_error
+from hal.common.contract.software import Library
 
 from .clashes import find_clashes, find_shared
 from .console import make_console, print_json

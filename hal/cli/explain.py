@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isfinite
 
-from hal.common.detection import detect, find_device
-from hal.common.device import Device
-from hal.common.errors import NoBackend
-from hal.common.limits import Limits
-from hal.common.parallel import Parallel
-from hal.common.plan import Plan
-from hal.common.planning import installed, plan
-from hal.common.registry import backends
-from hal.common.request import Request
-from hal.common.select import select
-from hal.common.selection import Selection
-from hal.common.software import Software
+from hal.common.backends.detection import detect, find_device
+from hal.common.backends.registry import backends
+from hal.common.backends.select import select
+from hal.common.contract.device import Device
+from hal.common.contract.errors import NoBackend
+from hal.common.contract.limits import Limits
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.plan import Plan
+from hal.common.contract.request import Request
+from hal.common.contract.selection import Selection
+from hal.common.contract.software import Software
+from hal.common.planning.plan import installed, plan
 from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name
 from hal.config.runs import group_layers

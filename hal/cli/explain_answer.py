@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hal.common.device import Device
-from hal.common.limits import Limits
-from hal.common.parallel import Parallel
-from hal.common.plan import Plan
-from hal.common.reason import Reason
-from hal.common.selection import Selection
-from hal.common.software import Software
+from hal.common.contract.device import Device
+from hal.common.contract.limits import Limits
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.plan import Plan
+from hal.common.contract.reason import Reason
+from hal.common.contract.selection import Selection
+from hal.common.contract.software import Software
 from hal.config import LayerShape, ModelShape
 from hal.matrix.proof import Proof
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 import hal
-from hal.common.proof import say_state
-from hal.common.registry import platforms
+from hal.common.backends.proof import say_state
+from hal.common.backends.registry import platforms
 from hal.config import LayerShape
 from hal.config.runs import group_layers
 from hal.matrix.proof import Proof

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hal.common.plan import Plan
-from hal.common.plan_text import format_bytes
+from hal.common.contract.plan import Plan
+from hal.common.contract.plan_text import format_bytes
 
 from .explain_answer import Capacity, DeviceAnswer, Explanation, LayerAnswer
 

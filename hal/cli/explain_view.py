@@ -12,10 +12,10 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from hal.common.proof import say_state, shorten_commit
-from hal.common.reason import Reason
-from hal.common.registry import backends, platforms
-from hal.common.wording import say_count
+from hal.common.backends.proof import say_state, shorten_commit
+from hal.common.backends.registry import backends, platforms
+from hal.common.contract.reason import Reason
+from hal.common.contract.wording import say_count
 from hal.config.runs import format_ids, group_layers
 from hal.matrix.proof import Evidence
 

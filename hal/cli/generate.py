@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hal.common.detection import find_device
-from hal.common.environment import read_variable
-from hal.common.limits import Limits
+from hal.common.backends.detection import find_device
+from hal.common.contract.environment import read_variable
+from hal.common.contract.limits import Limits
 from hal.config import ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hal.common.parallel import Parallel
+from hal.common.contract.parallel import Parallel
 from hal.config import HalError, read_shape
 
 from .console import InputError, fail, make_console, print_json

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hal.common.plan_text import format_bytes
+from hal.common.contract.plan_text import format_bytes
 
 if TYPE_CHECKING:
     from hal.models import CheckpointPlan

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from hal.common.detection import find_device
-from hal.common.parallel import Parallel
-from hal.common.registry import backends
+from hal.common.backends.detection import find_device
+from hal.common.backends.registry import backends
+from hal.common.contract.parallel import Parallel
 from hal.config import ModelShape
 from hal.config.dtypes import model_dtype_name
 from hal.config.sizes import FP8, KIND_LAYOUTS

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from hal.common.errors import InputError as TableError
+from hal.common.contract.errors import InputError as TableError
 from hal.matrix.diff import compare_tables
 from hal.matrix.markdown import diff_markdown, parity_markdown
 from hal.matrix.parity import compute_parity

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from hal.common.proof import say_state
-from hal.common.registry import platforms
+from hal.common.backends.proof import say_state
+from hal.common.backends.registry import platforms
 from hal.matrix.cells import Cell, Variant
 from hal.matrix.diff import TableDiff
 from hal.matrix.markdown import say_counts

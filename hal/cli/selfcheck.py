@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hal.common.detection import detect
-from hal.common.limits import Limits
-from hal.common.planning import plan
-from hal.common.registry import find_backend
+from hal.common.backends.detection import detect
+from hal.common.backends.registry import find_backend
+from hal.common.contract.limits import Limits
+from hal.common.planning.plan import plan
 from hal.config import read_shape
 
 TIMEOUT_SECONDS = 120
@@ -89,7 +89,7 @@ def _largest_error(made: Any) -> float:
     """The worst deviation over two ragged requests whose older tokens were cached by a step before."""
     import torch
 
-    from hal.common.batch import Batch
+    from hal.common.contract.batch import Batch
 
     attention = made.open(num_blocks=2 * -(-max(SEQ_LENS) // made.block_size))
     pages = len(attention.pages.allocate(2 * -(-max(SEQ_LENS) // made.block_size))) // 2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from hal.common.device import Device
-from hal.common.planning import installed
-from hal.common.reason import Reason
-from hal.common.registry import find_backend
-from hal.common.request import Request
-from hal.common.select import supports_combination
+from hal.common.backends.registry import find_backend
+from hal.common.backends.select import supports_combination
+from hal.common.contract.device import Device
+from hal.common.contract.reason import Reason
+from hal.common.contract.request import Request
+from hal.common.planning.plan import installed
 from hal.config import read_shape
 
 from .selfcheck import SAMPLE, check_dtype

@@ -10,7 +10,7 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
-from hal.common.plan_text import format_bytes
+from hal.common.contract.plan_text import format_bytes
 from hal.config import ModelShape
 from hal.config.dtypes import item_size
 from hal.config.weights import ParameterCount, count_parameters

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
+from hal.common.contract.backend import Backend
+from hal.common.contract.capabilities import Capabilities
 
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.compressor import Compressor
-    from hal.common.device import Device
-    from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
-    from hal.common.parallel import Parallel
+    from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+    from hal.common.contract.compressor import Compressor
+    from hal.common.contract.device import Device
+    from hal.common.contract.parallel import Parallel
 
 _LATENTS = ("latent", "latent_fp8", "fp8_ds_mla")
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.errors import LayoutError
-from hal.common.kernels import KVCache, PagedBatch
-from hal.common.records import as_bytes, read_records, write_records, zero_records
+from hal.common.contract.call_values import KVCache, PagedBatch
+from hal.common.contract.errors import LayoutError
+from hal.common.contract.records import as_bytes, read_records, write_records, zero_records
 
 from .checks import check_floats, check_integers
 

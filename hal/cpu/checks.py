@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.errors import BatchError, InputError, LayoutError
-from hal.common.kernels import PagedBatch
+from hal.common.contract.call_values import PagedBatch
+from hal.common.contract.errors import BatchError, InputError, LayoutError
 
 _INTEGERS = (torch.int32, torch.int64)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.compressor import Compressor
-from hal.common.errors import LayoutError
-from hal.common.kernels import KVCache
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.compressor import Compressor
+from hal.common.contract.errors import LayoutError
 
 from .cache import write_rows
 

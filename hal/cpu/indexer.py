@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hal.common.errors import BatchError, LayoutError
-from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
+from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch
+from hal.common.contract.errors import BatchError, LayoutError
 
 from .cache import read_request
 from .checks import check_batch, check_floats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.errors import LayoutError
+from hal.common.contract.errors import LayoutError
 
 from .checks import check_floats
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.errors import LayoutError
-from hal.common.kernels import KVCache, PagedBatch
-from hal.common.layouts import Layout
+from hal.common.contract.call_values import KVCache, PagedBatch
+from hal.common.contract.errors import LayoutError
+from hal.common.contract.layouts import Layout
 
 from .attend import attend_request, attend_single, group_heads, scale_queries
 from .cache import read_located

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hal.common.platform import Platform
+from hal.common.contract.platform import Platform
 
 PLATFORM = Platform(
     name="cpu",

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from hal.common.kernels import PagedBatch
+from hal.common.contract.call_values import PagedBatch
 
 from .mask import HiddenBlock, hide
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.dense import refuse_shared
-from hal.common.errors import LayoutError
+from hal.common.contract.dense import refuse_shared
+from hal.common.contract.errors import LayoutError
 
 
 def prepare_results(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hal.common.kernels import KVCache, PagedBatch
+from hal.common.contract.call_values import KVCache, PagedBatch
 
 from .cache import locate_known, locate_request
 from .checks import check_batch

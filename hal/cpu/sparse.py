@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.errors import LayoutError
-from hal.common.kernels import KVCache, Segment
-from hal.common.records import read_records
+from hal.common.contract.call_values import KVCache, Segment
+from hal.common.contract.errors import LayoutError
+from hal.common.contract.records import read_records
 
 from .attend import normalise
 from .cache import are_rows, find_strangers

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.errors import BatchError, LayoutError
-from hal.common.parallel import Parallel, local_position, owner
-from hal.common.repeats import forget_repeats
+from hal.common.contract.errors import BatchError, LayoutError
+from hal.common.contract.parallel import Parallel, local_position, owner
+from hal.common.contract.repeats import forget_repeats
 
 from .checks import check_counts, check_floats, check_integers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.errors import LayoutError
+from hal.common.contract.errors import LayoutError
 
 from .attend import Selected, attend_request, scale_queries
 from .checks import check_counts, check_floats, check_integers, check_softcap, check_starts

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from hal.common.errors import BackendError
-from hal.common.software import Library
+from hal.common.contract.errors import BackendError
+from hal.common.contract.software import Library
 from hal.common.vendor import VendorBackend, VendorLibrary, read_kernels
 
 from .portable import CUDATriton
@@ -15,7 +15,7 @@ from .portable import CUDATriton
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import KVCache, PagedBatch, Segment
+    from hal.common.contract.call_values import KVCache, PagedBatch, Segment
 
 _KERNELS = read_kernels("hal.cuda", "flash_attention.toml")
 
@@ -56,7 +56,7 @@ class FlashAttention(VendorBackend, CUDATriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from hal.common.dense import dense_batch
+        from hal.common.contract.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
             aligned_rows,
@@ -122,7 +122,7 @@ class FlashAttention(VendorBackend, CUDATriton):
                 selected=selected,
                 first_key=first_key,
             )
-        from hal.common.dense import dense_numbers
+        from hal.common.contract.dense import dense_numbers
         from hal.common.vendor.tensors import (
             aligned_rows,
             check_varlen,

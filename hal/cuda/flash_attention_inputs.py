@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.kernels import KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment
 from hal.common.vendor import KernelFacts
 from hal.common.vendor.tensors import pad_to, readable_table, round_up, split_latent, split_pages, split_query, writable
 

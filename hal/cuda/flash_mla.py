@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hal.common.backend import Backend
-from hal.common.software import Library
+from hal.common.contract.backend import Backend
+from hal.common.contract.software import Library
 
 
 class FlashMLA(Backend):

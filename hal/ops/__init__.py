@@ -7,7 +7,7 @@ tensors without data, declares what it mutates and never returns a view of an in
 
 from __future__ import annotations
 
-from hal.common.extras import naming_extra
+from hal.common.contract.extras import naming_extra
 
 with naming_extra("hal.ops"):
     from .caches import gather_cache, write_cache

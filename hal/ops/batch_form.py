@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hal.common.kernels import PagedBatch
+from hal.common.contract.call_values import PagedBatch
 
 from .operands import ANY, INT32, Operand, leading
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.kernels import KVCache
-from hal.common.layouts.parse import parse_layout
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.layouts.parse import parse_layout
 
 CACHE = "Tensor storage, Tensor? scale, str layout, SymInt block_size"
 """How a KVCache stands in a schema."""

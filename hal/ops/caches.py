@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.kernels import KVCache
-from hal.common.layouts.parse import parse_layout
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.layouts.parse import parse_layout
 
 from .cache_form import CACHE, part_dtype, read_cache
 from .calls import find_calls

@@ -6,11 +6,11 @@ from functools import cache
 
 import torch
 
-from hal.common.backend import Backend, required_calls
-from hal.common.detection import detect
-from hal.common.device import Device
-from hal.common.errors import BackendError
-from hal.common.registry import backends, find_backend, platforms
+from hal.common.backends.detection import detect
+from hal.common.backends.registry import backends, find_backend, platforms
+from hal.common.contract.backend import Backend, required_calls
+from hal.common.contract.device import Device
+from hal.common.contract.errors import BackendError
 
 
 @cache

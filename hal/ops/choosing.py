@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.parallel import Parallel
+from hal.common.contract.parallel import Parallel
 
 from .calls import find_calls
 from .operands import ANY, FLOATS, INT32, MATRIX, check_counts, check_operands, leading

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from hal.common.compressor import Compressor
-from hal.common.kernels import KVCache
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.compressor import Compressor
 
 from .cache_form import read_cache
 from .calls import find_calls

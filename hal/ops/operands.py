@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.dense import shares_places
-from hal.common.errors import LayoutError
+from hal.common.contract.dense import shares_places
+from hal.common.contract.errors import LayoutError
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 INT32 = frozenset({torch.int32})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.kernels import KVCache, PagedBatch
+from hal.common.contract.call_values import KVCache, PagedBatch
 
 from .attending import Attended, define_attending
 from .batch_form import BATCH, batch_operands, flatten_batch, read_batch

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hal.common.gradients import refuse_gradients
+from hal.common.contract.gradients import refuse_gradients
 
 __all__ = ["define_operator", "refuse_gradients"]
 

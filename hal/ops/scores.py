@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.errors import LayoutError
-from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
-from hal.common.layouts.parse import parse_layout
+from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch
+from hal.common.contract.errors import LayoutError
+from hal.common.contract.layouts.parse import parse_layout
 
 from .batch_form import BATCH, batch_operands, flatten_batch, read_batch
 from .cache_form import CACHE, read_cache

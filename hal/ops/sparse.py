@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.kernels import Segment
+from hal.common.contract.call_values import Segment
 
 from .attending import Attended, define_attending
 from .cache_form import read_cache

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hal.common.errors import BackendError, LayoutError
+from hal.common.contract.errors import BackendError, LayoutError
 from hal.common.vendor import VendorBackend, VendorLibrary, read_kernels
 
 from .portable import ROCmTriton
@@ -14,7 +14,7 @@ from .portable import ROCmTriton
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import KVCache, PagedBatch, Segment
+    from hal.common.contract.call_values import KVCache, PagedBatch, Segment
 
 _KERNELS = read_kernels("hal.rocm", "aiter.toml")
 
@@ -50,7 +50,7 @@ class Aiter(VendorBackend, ROCmTriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from hal.common.dense import dense_batch
+        from hal.common.contract.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
             aligned_rows,

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hal.common.arch import match_parts, read_archs
+from hal.common.contract.arch import match_parts, read_archs
 from hal.common.vendor.probing import (
     Findings,
     Found,

@@ -7,7 +7,7 @@ Kernels in Triton's interpreter (TRITON_INTERPRET=1) need repair_interpreter() b
 conformance_cases sees to it.
 """
 
-from hal.common.extras import naming_extra
+from hal.common.contract.extras import naming_extra
 
 with naming_extra("hal.testing"):
     from hal.common.triton.interpreter import repair_interpreter

@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
-from hal.common.errors import BackendError
-from hal.common.quiet import describe_error
+from hal.common.contract.errors import BackendError
+from hal.common.contract.quiet import describe_error
 
 from .case import FULL, SMALL, Profile
 from .suite import conformance_cases

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hal.common.backend import Backend
-from hal.common.layouts import Layout
+from hal.common.contract.backend import Backend
+from hal.common.contract.layouts import Layout
 
 Arguments = Mapping[str, Any]
 Path = tuple[str | int, ...]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
+from hal.common.contract.backend import Backend
+from hal.common.contract.capabilities import Capabilities
 
 Check = Callable[[Backend], None]
 Item = TypeVar("Item")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from hal.common.errors import BackendError
+from hal.common.contract.errors import BackendError
 
 from .tolerances import tolerance
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hal.common.proof import STATES
-from hal.common.proof_report import name_processor, read_commit, write_report
+from hal.common.backends.proof import STATES
+from hal.common.backends.proof_report import name_processor, read_commit, write_report
 from hal.config.sizes import INDEX_LAYOUTS, KIND_LAYOUTS
 
 from .case import Case

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
-from hal.common.compressor import Compressor
-from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
-from hal.common.parallel import Parallel
+from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.compressor import Compressor
+from hal.common.contract.parallel import Parallel
 
 from . import reference
 

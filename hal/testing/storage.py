@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hal.common.kernels import KVCache, PagedBatch
-from hal.common.layouts import Layout
+from hal.common.contract.call_values import KVCache, PagedBatch
+from hal.common.contract.layouts import Layout
 from hal.config.sizes import page_bytes
 
 from . import reference

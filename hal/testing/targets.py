@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hal.common.backend import Backend
-from hal.common.detection import probe_platforms
-from hal.common.device import Device
-from hal.common.errors import BackendError
-from hal.common.registry import backends, find_backend, platforms
+from hal.common.backends.detection import probe_platforms
+from hal.common.backends.registry import backends, find_backend, platforms
+from hal.common.contract.backend import Backend
+from hal.common.contract.device import Device
+from hal.common.contract.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hal.common.errors import BackendError
+from hal.common.contract.errors import BackendError
 from hal.common.vendor import VendorBackend, VendorLibrary, read_kernels
 
 from .portable import XPUTriton
@@ -13,7 +13,7 @@ from .portable import XPUTriton
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import KVCache, PagedBatch
+    from hal.common.contract.call_values import KVCache, PagedBatch
 
 _KERNELS = read_kernels("hal.xpu", "ipex.toml")
 
@@ -54,7 +54,7 @@ class IPEX(VendorBackend, XPUTriton):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         import torch
 
-        from hal.common.dense import dense_batch
+        from hal.common.contract.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
             check_paged,

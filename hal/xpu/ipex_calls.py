@@ -9,7 +9,7 @@ from hal.common.vendor import KernelFacts, VendorCall
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import PagedBatch
+    from hal.common.contract.call_values import PagedBatch
 
 
 def build_decode_call(

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hal.common.arch import read_archs
+from hal.common.contract.arch import read_archs
 from hal.common.vendor.probing import (
     Findings,
     Found,

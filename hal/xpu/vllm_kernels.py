@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hal.common.errors import BackendError
+from hal.common.contract.errors import BackendError
 from hal.common.vendor import VendorBackend, VendorLibrary, read_kernels
 
 from .portable import XPUTriton
@@ -13,7 +13,7 @@ from .portable import XPUTriton
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import KVCache, PagedBatch
+    from hal.common.contract.call_values import KVCache, PagedBatch
 
 _KERNELS = read_kernels("hal.xpu", "vllm_kernels.toml")
 
@@ -53,7 +53,7 @@ class VLLMKernels(VendorBackend, XPUTriton):
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from hal.common.dense import dense_batch
+        from hal.common.contract.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
             check_paged,
@@ -142,7 +142,7 @@ class VLLMKernels(VendorBackend, XPUTriton):
                 selected=selected,
                 first_key=first_key,
             )
-        from hal.common.dense import dense_numbers
+        from hal.common.contract.dense import dense_numbers
         from hal.common.vendor.tensors import (
             aligned_rows,
             check_varlen,

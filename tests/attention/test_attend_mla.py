@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common import metadata as metadata_module
-from hal.common.building import mla_runs
+from hal.common.stepping import builder as metadata_module
+from hal.common.stepping import runs as mla_runs
 
 from .engine import Engine
 from .histories import BOUNDED, HISTORIES

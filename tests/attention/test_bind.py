@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hal
-from hal.common.pages import PagePool
+from hal.common.stepping.pages import PagePool
 
 from .engine import Engine
 from .gqa_run import run_step

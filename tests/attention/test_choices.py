@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.building import mla_runs
+from hal.common.stepping import runs as mla_runs
 
 from .engine import Engine
 from .histories import BOUNDED, HISTORIES

@@ -62,7 +62,7 @@ def list_arrays(metadata: hal.StepMetadata) -> list[torch.Tensor]:
     for phase in metadata.phases:
         arrays += [phase.req_id, phase.key_bounds]
     for batch in (*metadata.groups, *metadata.phases):
-        paged = batch.batch if isinstance(batch, hal.common.step.GroupStep) else batch.batches[0]
+        paged = batch.batch if isinstance(batch, hal.common.contract.step.GroupStep) else batch.batches[0]
         arrays += [paged.query_start_loc, paged.seq_lens, paged.block_table]
     return arrays
 

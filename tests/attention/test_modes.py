@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hal
-from hal.common.layouts import attention_layout
+from hal.common.contract.layouts import attention_layout
 from hal.testing import ReferenceBackend
 
 from .compressed_run import layer_inputs, layers

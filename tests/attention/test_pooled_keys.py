@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 
 import hal
-from hal.common.attention import LayerKernels
-from hal.common.backend import Backend
-from hal.common.index_keys import check_index
-from hal.common.tensor_checks import Expected
+from hal.common.contract.backend import Backend
+from hal.common.contract.tensor_checks import Expected
+from hal.common.running.attention import LayerKernels
+from hal.common.running.index_keys import check_index
 from hal.config import LayerShape
 
 from . import oracle
@@ -101,7 +101,7 @@ def test_keys_that_are_pooled_already() -> None:
 
 @pytest.mark.parametrize("form", ["absorbed", "decompressed"])
 def test_both_forms(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hal.common.building.mla_runs.choose_form", lambda *_: form)
+    monkeypatch.setattr("hal.common.stepping.runs.choose_form", lambda *_: form)
     engine, weights = make_engine()
     for step in STEPS:
         run_step(engine, weights, step)

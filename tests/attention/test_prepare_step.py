@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import hal
-from hal.common import registry
-from hal.common.buffer import Buffer
+from hal.common.backends import registry
+from hal.common.contract.buffer import Buffer
 from hal.testing import ReferenceBackend
 
 from .shapes import gqa, model

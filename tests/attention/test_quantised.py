@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.building import mla_runs
+from hal.common.stepping import runs as mla_runs
 from hal.config import ModelShape
 
 from . import compressed_run, gqa_run, mla_run

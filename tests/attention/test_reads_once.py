@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hal
-from hal.common.registry import backends, platforms
+from hal.common.backends.registry import backends, platforms
 from tests.conformance.vendors.cells import CELLS, Cell
 
 SPARSE = {

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.building.chunks import plan_scores
-from hal.common.layouts import index_layout
-from hal.common.score import score_chunk
+from hal.common.contract.layouts import index_layout
+from hal.common.running.scoring import score_chunk
+from hal.common.stepping.chunks import plan_scores
 
 PAGE, WIDTH, HEADS = 3, 4, 2
 

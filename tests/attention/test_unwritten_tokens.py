@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.device_batch import DeviceBatch
+from hal.common.contract.device_batch import DeviceBatch
 
 from .histories import BOUNDED
 from .shapes import MLA, MLA_HEADS, gqa, mla, model

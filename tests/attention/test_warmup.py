@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hal
-from hal.common import registry
+from hal.common.backends import registry
 from hal.testing import ReferenceBackend
 
 from .shapes import gqa, model

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import hal
-from hal.common.page_tables import RequestPages, stack_tables
+from hal.common.stepping.page_tables import RequestPages, stack_tables
 
 from .engine import Engine, Running, Step
 

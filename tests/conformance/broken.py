@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from hal.common.kernels import Segment
-from hal.common.parallel import Parallel
+from hal.common.contract.call_values import Segment
+from hal.common.contract.parallel import Parallel
 from hal.testing import ReferenceBackend, reference
 
 

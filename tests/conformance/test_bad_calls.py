@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hal import BatchError, HalError, InputError, LayoutError, Parallel, kernels
-from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
-from hal.common.layouts import attention_layout, fp8_ds_mla_layout, index_layout, latent_layout
-from hal.common.records import allocate_pages
+from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+from hal.common.contract.layouts import attention_layout, fp8_ds_mla_layout, index_layout, latent_layout
+from hal.common.contract.records import allocate_pages
 from hal.testing.storage import stored_elements
 
 CPU = kernels("cpu")

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hal.common.device import Device
-from hal.common.errors import NoBackend
-from hal.common.registry import backends, broken_plugins, platforms
-from hal.common.request import Request
-from hal.common.select import select, supports_combination
+from hal.common.backends.registry import backends, broken_plugins, platforms
+from hal.common.backends.select import select, supports_combination
+from hal.common.contract.device import Device
+from hal.common.contract.errors import NoBackend
+from hal.common.contract.request import Request
 from hal.config import read_shape
 from hal.testing import FULL, SMALL, conformance_cases
 from hal.testing.targets import Target, find_targets

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hal import kernels
-from hal.common.kernels import KVCache, PagedBatch, Segment
-from hal.common.layouts import Layout, compressed_layout, index_fp8_layout
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.layouts import Layout, compressed_layout, index_fp8_layout
 from hal.testing import reference
 from hal.testing.storage import StorageCase, make_generator, poisoned_cache, random_tensor
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.common.backend import required_calls
+from hal.common.contract.backend import required_calls
 from hal.testing import FULL
 from hal.testing.case import fit_sizes
 from hal.testing.cases import BatchCase

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from hal.common.errors import BatchError
-from hal.common.kernels import IndexerChunk, Segment
-from hal.common.layouts import attention_layout, index_layout, latent_layout
-from hal.common.parallel import Parallel
+from hal.common.contract.call_values import IndexerChunk, Segment
+from hal.common.contract.errors import BatchError
+from hal.common.contract.layouts import attention_layout, index_layout, latent_layout
+from hal.common.contract.parallel import Parallel
 from hal.testing import reference
 from hal.testing.cases import BATCHES, MIXED, start_loc
 from hal.testing.storage import STRIDED, build_cache, make_generator, paged_batch, poisoned_cache, random_tensor

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hal.common.capabilities import Capabilities
-from hal.common.device import Device
-from hal.common.errors import BackendError, NotBuiltError
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.device import Device
+from hal.common.contract.errors import BackendError, NotBuiltError
 from hal.testing import FULL, SMALL, ConformanceError, ReferenceBackend, conformance_cases, suite
 
 from . import broken

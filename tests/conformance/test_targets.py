@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hal.common.errors import BackendError
-from hal.common.registry import backends
+from hal.common.backends.registry import backends
+from hal.common.contract.errors import BackendError
 from hal.testing import ReferenceBackend, targets
 from hal.testing.targets import find_device, find_targets
 

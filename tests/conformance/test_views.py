@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from hal import LayoutError
-from hal.common.backend import CALLS
-from hal.common.compressor import Compressor
-from hal.common.dense import dense_numbers, shares_places
-from hal.common.device import Device
-from hal.common.errors import BatchError
-from hal.common.kernels import KVCache, PagedBatch, Segment
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
+from hal.common.contract.backend import CALLS
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.compressor import Compressor
+from hal.common.contract.dense import dense_numbers, shares_places
+from hal.common.contract.device import Device
+from hal.common.contract.errors import BatchError
 from hal.testing import SMALL, ReferenceBackend
 from hal.testing.arguments import Path, find_tensors, parameters, put, read_path, show_path
 from hal.testing.case import fit_sizes

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hal.common.kernels import KVCache
-from hal.common.layouts import Layout
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.layouts import Layout
 
 Row = list[float]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-from hal.common.backend import Backend, required_calls
-from hal.common.device import Device
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
+from hal.common.contract.backend import Backend, required_calls
+from hal.common.contract.device import Device
 from hal.testing import ReferenceBackend
 from hal.testing.targets import Target, find_targets
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import hal
 from hal import Compressor
-from hal.common.cache_parts import state_layout
-from hal.common.kernels import KVCache
-from hal.common.layouts import latent_layout
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.layouts import latent_layout
+from hal.common.planning.cache_parts import state_layout
 from hal.config import read_shape
 from hal.testing.suite.placement import place_of
 

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.building.chunks import plan_context
-from hal.common.step import ContextPiece
+from hal.common.contract.step import ContextPiece
+from hal.common.stepping.chunks import plan_context
 from hal.config import LayerShape, MLAShape, ModelShape
 
 from .targets import BOUNDED

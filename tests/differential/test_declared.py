@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.backend import Backend
-from hal.common.errors import HalError
-from hal.common.kernels import PagedBatch
-from hal.common.layouts import attention_layout, latent_layout
-from hal.common.refusal import explain_refusal
+from hal.common.backends.judging import explain_refusal
+from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import PagedBatch
+from hal.common.contract.errors import HalError
+from hal.common.contract.layouts import attention_layout, latent_layout
 from hal.config import LayerShape, read_shape
 from hal.testing import ReferenceBackend
 from hal.testing.case import FULL, fit_sizes

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal.common.layouts import compressed_layout, fp8_ds_mla_layout, index_fp8_layout
-from hal.common.layouts.codecs import encode as pack_codes
+from hal.common.contract.layouts import compressed_layout, fp8_ds_mla_layout, index_fp8_layout
+from hal.common.contract.layouts.codecs import encode as pack_codes
 
 from . import bytes as oracle
 from .targets import BOUNDED

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.building.chunks import plan_scores
+from hal.common.stepping.chunks import plan_scores
 from hal.config import IndexerShape, LayerShape, ModelShape
 
 from .targets import BOUNDED

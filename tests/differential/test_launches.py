@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.registry import platforms
+from hal.common.backends.registry import platforms
 from hal.common.triton import launch
 from hal.config import IndexerShape, LayerShape, MLAShape, ModelShape
 

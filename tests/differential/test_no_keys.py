@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal.common.kernels import PagedBatch, Segment
-from hal.common.layouts import attention_layout, latent_layout
+from hal.common.contract.call_values import PagedBatch, Segment
+from hal.common.contract.layouts import attention_layout, latent_layout
 from hal.common.vendor.tensors import settle_results
 from hal.testing.case import FULL, fit_sizes
 from hal.testing.suite.placement import place_of

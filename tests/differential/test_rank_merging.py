@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.dcp.group import DCPGroup
-from hal.common.dcp.topk import find_candidates, merge_candidates
-from hal.common.parallel import local_length, owner
+from hal.common.contract.parallel import local_length, owner
+from hal.common.running.rank_choice import find_candidates, merge_candidates
+from hal.common.running.ranks import DCPGroup
 from tests.attention.histories import BOUNDED
 
 from .test_topk import best

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.key_rules import INDEX_RULE, KeyRule, key_rule
-from hal.common.metadata import MetadataBuilder
-from hal.common.pages import make_pools
-from hal.common.parallel import global_position, local_length, local_position, longest_share, owner
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
+from hal.common.contract.key_rules import INDEX_RULE, KeyRule, key_rule
+from hal.common.contract.parallel import global_position, local_length, local_position, longest_share, owner
+from hal.common.stepping.builder import MetadataBuilder
+from hal.common.stepping.pages import make_pools
 from hal.config import LayerShape
 from hal.testing.reference.softmax import visible_keys
 from tests.attention.histories import BOUNDED

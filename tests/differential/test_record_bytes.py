@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal import Device
-from hal.common.kernels import KVCache
-from hal.common.layouts import (
+from hal.common.backends.registry import find_backend
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.layouts import (
     Layout,
     attention_fp8_layout,
     attention_layout,
@@ -26,7 +27,6 @@ from hal.common.layouts import (
     latent_fp8_layout,
     latent_layout,
 )
-from hal.common.registry import find_backend
 
 from . import bytes as oracle
 from .targets import BOUNDED

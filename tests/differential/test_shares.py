@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hal import Parallel
-from hal.common.parallel import local_length, local_position, owner
+from hal.common.contract.parallel import local_length, local_position, owner
 
 from .targets import BOUNDED
 

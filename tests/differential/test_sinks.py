@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal.common.kernels import Segment
-from hal.common.layouts import latent_layout
+from hal.common.contract.call_values import Segment
+from hal.common.contract.layouts import latent_layout
 from hal.testing.case import FULL, fit_sizes
 from hal.testing.suite.placement import place_of
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 import hal
-from hal.common.building import mla_runs
-from hal.common.errors import InputError
+from hal.common.contract.errors import InputError
+from hal.common.stepping import runs as mla_runs
 from hal.config import LayerShape
 from tests.attention import gqa_run, mla_run
 from tests.attention.mla_run import draw_choice

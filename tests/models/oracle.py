@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from hal.common.batch import Batch
-from hal.common.limits import Limits
+from hal.common.contract.batch import Batch
+from hal.common.contract.limits import Limits
 from hal.models import Model, attach
 
 

@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from hal.cli import main
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.config import HalError
 from hal.models import CheckpointError, load, plan_checkpoint
 

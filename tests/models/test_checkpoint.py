@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.config import HalError
 from hal.models import CheckpointError, CheckpointPlan, UnsupportedModelError, load, plan_checkpoint
 

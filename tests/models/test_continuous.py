@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from hal.common.errors import InputError
+from hal.common.contract.errors import InputError
 from hal.models import UnsupportedModelError, attach, enable_generate_batch
 from hal.models.continuous import ContinuousBinding
 from hal.models.interface import BINDING

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hal.common.batch import Batch
-from hal.common.errors import CapacityError
-from hal.common.limits import Limits
+from hal.common.contract.batch import Batch
+from hal.common.contract.errors import CapacityError
+from hal.common.contract.limits import Limits
 from hal.config import HalError
 from hal.models import GenerationError, Model, attach
 from hal.models.sampling import Sampling, choose_tokens

@@ -15,7 +15,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.config import HalError, LayerShape
 from hal.models import UnsupportedModelError, attach
 from hal.models.checks import check_call, check_first_call

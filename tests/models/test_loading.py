@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.models import load, loader
 
 from . import folders, tiny

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.core_model_loading import convert_and_load_state_dict_in_model, revert_weight_conversion
 from transformers.modeling_utils import LoadStateDictConfig
 
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.config import read_shape
 from hal.models import CheckpointError, CheckpointPlan, load
 from hal.models.build import build_module

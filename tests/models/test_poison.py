@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.models import CheckpointError, load
 from hal.models.poison import poisoned_memory
 

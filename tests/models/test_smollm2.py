@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.models import Model, load
 
 ROOT = Path(__file__).resolve().parents[2]

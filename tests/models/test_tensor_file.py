@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.models import CheckpointError, load, loader, tensor_file
 from hal.models.checkpoint_header import read_header
 from hal.models.tensor_file import open_tensors

@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.models import UnsupportedModelError, attach
 from hal.models.continuous import enable_generate_batch
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
-from hal.common.limits import Limits
+from hal.common.contract.limits import Limits
 from hal.models import CheckpointError, load, plan_checkpoint
 
 from . import composites, folders, tiny

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hal import ops
-from hal.common.backend import Backend, required_calls
+from hal.common.contract.backend import Backend, required_calls
 
 
 def through_operators(backend: type[Backend]) -> type[Backend]:

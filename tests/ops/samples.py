@@ -10,10 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hal import ops
-from hal.common.cache_parts import state_layout
-from hal.common.compressor import Compressor
-from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
-from hal.common.layouts import (
+from hal.common.backends.kernels import kernels
+from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+from hal.common.contract.compressor import Compressor
+from hal.common.contract.layouts import (
     Layout,
     attention_fp8_layout,
     attention_layout,
@@ -24,8 +24,8 @@ from hal.common.layouts import (
     latent_fp8_layout,
     latent_layout,
 )
-from hal.common.opened import kernels
-from hal.common.parallel import Parallel
+from hal.common.contract.parallel import Parallel
+from hal.common.planning.cache_parts import state_layout
 from hal.config.dtypes import item_size
 
 HEADS, WIDTH, PAGE, LORA, ROPE = 4, 8, 4, 8, 4

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map
 
 import hal
 from hal import ops
-from hal.common.backend import Backend
-from hal.common.kernels import KVCache, PagedBatch
-from hal.common.registry import backends
+from hal.common.backends.registry import backends
+from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import KVCache, PagedBatch
 from hal.ops import caches, calls, merging, scores
 from hal.ops.calls import find_calls
 

@@ -11,9 +11,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from hal import ops
-from hal.common.kernels import KVCache, PagedBatch, Segment
-from hal.common.layouts import attention_layout, index_layout, latent_layout
-from hal.common.parallel import Parallel
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.layouts import attention_layout, index_layout, latent_layout
+from hal.common.contract.parallel import Parallel
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, PAGE = 24, 4, 2, 8, 4
 LORA, ROPE, TOPK = 8, 4, 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hal.common.device import Device
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
+from hal.common.contract.device import Device
 from hal.testing import SMALL, Case, conformance_cases
 
 from .facade import through_operators

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import hal
 from hal import ops
-from hal.common.kernels import IndexerChunk
+from hal.common.contract.call_values import IndexerChunk
 
 from .samples import HEADS, INDEX, KV, WIDTH, Recorded, make_batch, make_cache, random, record, samples
 

@@ -12,7 +12,7 @@ from torch.library import opcheck
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hal import ops
-from hal.common.backend import CALLS, Backend
+from hal.common.contract.backend import CALLS, Backend
 
 from .samples import Recorded, record, samples
 

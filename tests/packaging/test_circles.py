@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 LINKED = ("config", "models", "matrix")
 FACADES = {
     # Anyone may name a device, and the archs that there are stand in the registry.
-    ("hal.common.device", "hal.common.targets"),
+    ("hal.common.contract.device", "hal.common.backends.targets"),
     # A plan is a value; running it needs torch, which is imported there and then.
-    ("hal.common.plan", "hal.common.opening"),
+    ("hal.common.contract.plan", "hal.common.running.opening"),
 }
 """The edges that look up, each lazy: what a value offers as a method although other floors do it."""
 

@@ -151,7 +151,7 @@ def test_what_needs_torch_names_the_extra(statement: str) -> None:
     said = result.stderr.splitlines()[-1]
     assert result.returncode == 1
     assert "which is not installed: pip install 'hal-attention[torch]'" in said
-    assert said.startswith("hal.common.errors.MissingLibraryError: ")
+    assert said.startswith("hal.common.contract.errors.MissingLibraryError: ")
 
 
 def test_a_command_that_needs_torch_names_the_extra_in_a_line(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_broken_plugin_leaves_the_others_alone_and_is_a_rejected_candidate(confi
 
 @pytest.mark.parametrize(("allowed", "is_loaded"), [("dummy", True), ("dummy,broken", True), ("none", False)])
 def test_allow_list_keeps_others_from_being_imported(allowed: str, is_loaded: bool, broken: Path) -> None:
-    code = "import sys, hal.common.registry as r; print(sorted(r.platforms()), sorted(r.broken_plugins()), *sys.modules)"
+    code = "import sys, hal.common.backends.registry as r; print(sorted(r.platforms()), sorted(r.broken_plugins()), *sys.modules)"
     environ = {**os.environ, "PYTHONPATH": str(broken), "HAL_PLUGINS": allowed}
     result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     names = sorted(["cpu", "cuda", "rocm", "xpu"] + ["dummy"] * is_loaded)

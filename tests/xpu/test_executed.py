@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("pyopencl", reason="compiled SPIR-V runs in an environment of its own: make test-xpu")
 
 from hal import Device
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
 from hal.common.triton.launch import Launch
 from hal.testing import SMALL, Case, ConformanceError, conformance_cases
 from hal.testing.proof import Prove

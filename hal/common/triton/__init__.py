@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hal.common.request import Request
+    from hal.common.contract.request import Request
 
     from .specialisation import Specialisation
 
@@ -17,8 +17,8 @@ def specialisations(request: Request) -> tuple[Specialisation, ...]:
 
     It needs neither triton nor torch. NoBackend where the platform has no portable backend, or its tiles do not fit.
     """
-    from hal.common.errors import NoBackend
-    from hal.common.registry import backends
+    from hal.common.backends.registry import backends
+    from hal.common.contract.errors import NoBackend
 
     from .backend import TritonBackend
     from .listing import list_portable

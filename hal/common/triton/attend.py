@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hal.common.dense import dense_batch, dense_numbers, dense_rows, refuse_shared
-from hal.common.errors import BatchError, InputError
-from hal.common.kernels import refuse_key_ranges
+from hal.common.contract.call_values import refuse_key_ranges
+from hal.common.contract.dense import dense_batch, dense_numbers, dense_rows, refuse_shared
+from hal.common.contract.errors import BatchError, InputError
 
 from .checks import check_keys, check_query, count_parts, plain_name, prepare_results, require_tile
 from .launch import Launch
@@ -18,8 +18,8 @@ from .tiles import Machine, Tile, Widths, split_width
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import KVCache, PagedBatch
-    from hal.common.layouts import Layout
+    from hal.common.contract.call_values import KVCache, PagedBatch
+    from hal.common.contract.layouts import Layout
 
 # A repair holds a row of results more than the pass before it, for which four warps have too few registers on sm_100 and
 # sm_120; sixteen have too few of their own (hal compile counts the spills).

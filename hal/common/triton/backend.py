@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
+from hal.common.contract.backend import Backend
+from hal.common.contract.capabilities import Capabilities
 
 from .launch import Launcher
 from .tiles import read_machine
@@ -14,13 +14,13 @@ from .tiles import read_machine
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.buffer import Buffer
-    from hal.common.device import Device
-    from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, Segment
-    from hal.common.limits import Limits
-    from hal.common.parallel import Parallel
-    from hal.common.reason import Reason
-    from hal.common.request import Request
+    from hal.common.contract.buffer import Buffer
+    from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+    from hal.common.contract.device import Device
+    from hal.common.contract.limits import Limits
+    from hal.common.contract.parallel import Parallel
+    from hal.common.contract.reason import Reason
+    from hal.common.contract.request import Request
 
     from .specialisation import Specialisation
 
@@ -173,7 +173,7 @@ class TritonBackend(Backend):
     def expand_pools(
         self, topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int, *, distinct: bool = False
     ) -> torch.Tensor:
-        from hal.common.repeats import forget_repeats
+        from hal.common.contract.repeats import forget_repeats
 
         from .topk import expand_pools
 
@@ -191,7 +191,7 @@ class TritonBackend(Backend):
         parallel: Parallel,
         distinct: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        from hal.common.repeats import forget_repeats
+        from hal.common.contract.repeats import forget_repeats
 
         from .rows import rows_from_topk
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hal.common.dense import dense_numbers, dense_rows
-from hal.common.errors import LayoutError
-from hal.common.kernels import KVCache
-from hal.common.layouts import UNQUANTISED, Layout
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.dense import dense_numbers, dense_rows
+from hal.common.contract.errors import LayoutError
+from hal.common.contract.layouts import UNQUANTISED, Layout
 
 from .launch import Launch
 from .operands import check_slots

@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hal.common.errors import BackendError, BatchError, LayoutError
-from hal.common.kernels import Segment
+from hal.common.contract.call_values import Segment
+from hal.common.contract.errors import BackendError, BatchError, LayoutError
 
 from .tiles import Machine, Tile, Widths, choose_tile
 
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import KVCache
+    from hal.common.contract.call_values import KVCache
 
 
 # More parts than this cost more to join than they save.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from hal.common.reason import Reason
-from hal.common.request import Request
+from hal.common.contract.reason import Reason
+from hal.common.contract.request import Request
 
 from .tiles import Widths, choose_tile, read_machine, split_width
 

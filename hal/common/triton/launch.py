@@ -10,7 +10,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from hal.common.errors import BackendError, LayoutError
+from hal.common.contract.errors import BackendError, LayoutError
 
 from .interpreter import repair_interpreter
 

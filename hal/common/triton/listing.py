@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hal.common.backend import Backend
-from hal.common.errors import NoBackend
-from hal.common.refusal import explain_refusal
-from hal.common.request import Request
+from hal.common.backends.judging import explain_refusal
+from hal.common.contract.backend import Backend
+from hal.common.contract.errors import NoBackend
+from hal.common.contract.request import Request
 
 from .specialisation import Specialisation
 from .specialise import list_specialisations

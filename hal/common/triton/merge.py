@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hal.common.dense import dense_rows
-from hal.common.errors import LayoutError
+from hal.common.contract.dense import dense_rows
+from hal.common.contract.errors import LayoutError
 
 from .launch import Launch
 from .operands import check_floats, check_state

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hal.common.errors import BatchError, LayoutError
+from hal.common.contract.errors import BatchError, LayoutError
 
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import IndexerChunk, PagedBatch
+    from hal.common.contract.call_values import IndexerChunk, PagedBatch
 
 
 def check_floats(name: str, tensor: torch.Tensor | None, dims: int) -> None:

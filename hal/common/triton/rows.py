@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hal.common.dense import dense_numbers
-from hal.common.errors import BatchError
-from hal.common.parallel import Parallel
+from hal.common.contract.dense import dense_numbers
+from hal.common.contract.errors import BatchError
+from hal.common.contract.parallel import Parallel
 
 from .launch import Launch
 from .operands import check_rows

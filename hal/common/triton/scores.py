@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hal.common.dense import dense_batch, dense_rows
-from hal.common.errors import LayoutError
-from hal.common.kernels import IndexerChunk, KVCache, PagedBatch, refuse_key_ranges
+from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, refuse_key_ranges
+from hal.common.contract.dense import dense_batch, dense_rows
+from hal.common.contract.errors import LayoutError
 
 from .checks import plain_name, require_tile
 from .launch import Launch

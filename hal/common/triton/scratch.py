@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import cache
 
-from hal.common.buffer import Buffer
-from hal.common.limits import Limits
-from hal.common.request import Request
+from hal.common.contract.buffer import Buffer
+from hal.common.contract.limits import Limits
+from hal.common.contract.request import Request
 
 from .checks import MAX_PARTS
 from .fitting import needed_tiles

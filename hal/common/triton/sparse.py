@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hal.common.dense import dense_numbers, dense_rows, refuse_shared
+from hal.common.contract.dense import dense_numbers, dense_rows, refuse_shared
 
 from .checks import check_segments, count_parts, plain_name, prepare_results, require_tile
 from .launch import Launch
@@ -15,7 +15,7 @@ from .tiles import Machine, Tile, Widths
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.kernels import Segment
+    from hal.common.contract.call_values import Segment
 
 
 def plan_parts(machine: Machine, tile: Tile, tokens: int, heads: int, width: int) -> int:

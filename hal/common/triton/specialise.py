@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from hal.common.kernels import IndexerChunk
-from hal.common.layouts import Layout, attention_layout, index_layout, latent_layout
-from hal.common.reason import Reason
-from hal.common.request import Request
+from hal.common.contract.call_values import IndexerChunk
+from hal.common.contract.layouts import Layout, attention_layout, index_layout, latent_layout
+from hal.common.contract.reason import Reason
+from hal.common.contract.request import Request
 from hal.config.sizes import kv_heads_on_rank
 
 from .attend import Keys, Mask, Queries, Results, attend_launch, attend_passes, listed_keys, paged_keys

@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
-from hal.common.arch import Arch, read_archs
-from hal.common.reason import Reason
+from hal.common.contract.arch import Arch, read_archs
+from hal.common.contract.reason import Reason
 from hal.config.dtypes import item_size
 
 # tl.dot takes no operand side below 16.

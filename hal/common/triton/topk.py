@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hal.common.dense import dense_numbers, dense_rows
+from hal.common.contract.dense import dense_numbers, dense_rows
 
 from .launch import Launch
 from .operands import check_choice, check_pools

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from hal.common.backend import Backend
-from hal.common.device import Device
-from hal.common.errors import BackendError
-from hal.common.reason import Reason, order_reasons, show
-from hal.common.refusal import find_page_size
-from hal.common.request import Request
+from hal.common.backends.judging import find_page_size
+from hal.common.contract.backend import Backend
+from hal.common.contract.device import Device
+from hal.common.contract.errors import BackendError
+from hal.common.contract.reason import Reason, order_reasons, show
+from hal.common.contract.request import Request
 
 from .facts import KernelFacts
 from .refusal import ATTENTION_CALLS, describe_block_sizes, explain_kernels
 from .resolve import AbsentError, Resolver, check_flag, load_module
 
 if TYPE_CHECKING:
-    from hal.common.kernels import KVCache
+    from hal.common.contract.call_values import KVCache
 
 
 _PHASES = ("decode", "prefill")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hal.common.errors import BackendError
+from hal.common.contract.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

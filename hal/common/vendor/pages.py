@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from hal.common.environment import read_variable
-from hal.common.errors import BackendError
-from hal.common.kernels import KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.environment import read_variable
+from hal.common.contract.errors import BackendError
 
 
 def require_pages(batch: PagedBatch, cache: KVCache, window: int | None) -> PagedBatch:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
-from hal.common.software import Library, Software
+from hal.common.contract.software import Library, Software
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hal.common.quiet import describe_error
+from hal.common.contract.quiet import describe_error
 
 Row = dict[str, Any]
 Found = tuple[list[Row], list[str]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from hal.common.reason import Reason, order_reasons
-from hal.common.request import Request
-from hal.common.software import version_tuple
+from hal.common.contract.reason import Reason, order_reasons
+from hal.common.contract.request import Request
+from hal.common.contract.software import version_tuple
 
 from .facts import KernelFacts
 

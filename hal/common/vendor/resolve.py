@@ -8,7 +8,7 @@ from functools import reduce
 from importlib import import_module
 from typing import Any
 
-from hal.common.errors import BackendError
+from hal.common.contract.errors import BackendError
 
 from .call import VendorCall, fit_arguments
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hal.common.dense import dense_numbers
-from hal.common.kernels import Segment
+from hal.common.contract.call_values import Segment
+from hal.common.contract.dense import dense_numbers
 
 from .pages import check_rows
 from .tensors import Result, check_sparse, empty_results, settle_results

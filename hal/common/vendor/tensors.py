@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.dense import refuse_shared
-from hal.common.errors import BatchError, LayoutError
-from hal.common.kernels import KVCache, PagedBatch, Segment, refuse_key_ranges
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment, refuse_key_ranges
+from hal.common.contract.dense import refuse_shared
+from hal.common.contract.errors import BatchError, LayoutError
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 

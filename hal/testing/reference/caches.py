@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.errors import BatchError
-from hal.common.kernels import KVCache
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.errors import BatchError
 
 from .encoding import decode_token, encode_token
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.compressor import Compressor
-from hal.common.kernels import KVCache
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.compressor import Compressor
 
 from .caches import read_parts, write_rows
 

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from hal.common.layouts import Layout
+from hal.common.contract.layouts import Layout
 
 _BIAS = {"e4m3fn": 7, "e4m3fnuz": 8}
 _LARGEST = {"e4m3fn": 448.0, "e4m3fnuz": 224.0}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.errors import BatchError
-from hal.common.kernels import KVCache, PagedBatch
+from hal.common.contract.call_values import KVCache, PagedBatch
+from hal.common.contract.errors import BatchError
 
 from .caches import read_request
 from .softmax import attend_keys, empty_result, visible_keys

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.errors import BatchError
-from hal.common.parallel import Parallel
+from hal.common.contract.errors import BatchError
+from hal.common.contract.parallel import Parallel
 
 from .padding import pad_lists
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from hal.common.kernels import IndexerChunk, KVCache, PagedBatch
+from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch
 
 from .caches import read_request
 

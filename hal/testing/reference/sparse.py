@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hal.common.errors import BatchError
-from hal.common.kernels import Segment
+from hal.common.contract.call_values import Segment
+from hal.common.contract.errors import BatchError
 
 from .caches import gather_rows, has_row
 from .softmax import attend_keys, empty_result

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from hal.common.errors import BatchError
+from hal.common.contract.errors import BatchError
 
 
 def select_topk(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int) -> torch.Tensor:

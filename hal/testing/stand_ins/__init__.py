@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-from hal.common.registry import platforms
+from hal.common.backends.registry import platforms
 
 from .modules import Recorded, installed, make_modules
 from .stand_in import StandIn

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator
 
-from hal.common.backend import Backend, required_calls
-from hal.common.capabilities import Capabilities
-from hal.common.errors import BackendError
+from hal.common.contract.backend import Backend, required_calls
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.errors import BackendError
 from hal.common.triton.interpreter import repair_interpreter
 from hal.testing.case import FULL, Case, Profile, Sizes, fit_sizes
 

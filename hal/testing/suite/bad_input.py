@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
-from hal.common.errors import BackendError, BatchError, LayoutError
-from hal.common.kernels import KVCache, Segment
-from hal.common.parallel import Parallel
+from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import KVCache, Segment
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.errors import BackendError, BatchError, LayoutError
+from hal.common.contract.parallel import Parallel
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import DECODE
 from hal.testing.compare import expect_error, expect_identical

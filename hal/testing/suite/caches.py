@@ -9,10 +9,10 @@ from math import prod
 
 import torch
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
-from hal.common.kernels import KVCache
-from hal.common.layouts import Layout
+from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.layouts import Layout
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.compare import expect, expect_close, expect_dtype, expect_identical

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
-from hal.common.errors import NotBuiltError
-from hal.common.layouts import (
+from hal.common.contract.backend import Backend
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.errors import NotBuiltError
+from hal.common.contract.layouts import (
     UNQUANTISED,
     Layout,
     attention_fp8_layout,

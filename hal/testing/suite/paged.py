@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
-from hal.common.kernels import KVCache, PagedBatch
-from hal.common.layouts import Layout
+from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import KVCache, PagedBatch
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.layouts import Layout
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import DECODE, MIXED, MORE_QUERIES_THAN_KEYS, BatchCase, batches

@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
-from hal.common.kernels import KVCache, PagedBatch, Segment
-from hal.common.layouts import index_layout, latent_layout
-from hal.common.parallel import Parallel, local_length, local_position, owner
+from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.layouts import index_layout, latent_layout
+from hal.common.contract.parallel import Parallel, local_length, local_position, owner
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import DECODE, MIXED, BatchCase

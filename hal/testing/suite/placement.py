@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from hal.common.backend import Backend
-from hal.common.errors import BackendError
+from hal.common.contract.backend import Backend
+from hal.common.contract.errors import BackendError
 from hal.testing.compare import expect_identical
 
 

@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
-from hal.common.kernels import PagedBatch
-from hal.common.layouts import attention_layout, index_layout, latent_layout
+from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import PagedBatch
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.layouts import attention_layout, index_layout, latent_layout
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import DECODE, MIXED, BatchCase, batches

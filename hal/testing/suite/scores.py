@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
-from hal.common.kernels import IndexerChunk
+from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import IndexerChunk
+from hal.common.contract.capabilities import Capabilities
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import MIXED, BatchCase, batches

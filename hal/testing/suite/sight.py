@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from hal.common.capabilities import Capabilities
-from hal.common.kernels import KVCache
-from hal.common.records import write_records
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.records import write_records
 from hal.testing.cases import BatchCase
 from hal.testing.reference.softmax import visible_keys
 from hal.testing.storage import copy_cache

@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
-from hal.common.errors import LayoutError
+from hal.common.contract.backend import Backend
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.errors import LayoutError
 from hal.testing.arguments import Arguments, Path, find_tensors, make_call, put, read_path, show_path
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.compare import ConformanceError, expect, expect_close, expect_identical

@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from hal.common.backend import Backend
-from hal.common.capabilities import Capabilities
+from hal.common.contract.backend import Backend
+from hal.common.contract.capabilities import Capabilities
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.compare import expect, expect_dtype, expect_identical

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hal import Device, HalError
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
 from tests.conformance import test_bad_calls as on_cpu
 
 pytestmark = pytest.mark.skipif(

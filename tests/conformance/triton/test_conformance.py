@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 
 from hal import Device
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
 from hal.testing import SMALL, Case, conformance_cases
 from hal.testing.proof import Prove
 

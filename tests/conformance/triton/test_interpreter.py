@@ -95,8 +95,8 @@ def test_a_kernel_of_hal_needs_no_repair_from_outside() -> None:
     """A launch that is interpreted repairs first: bfloat16 is right wherever a backend runs on tensors of the CPU."""
     program = """
 import torch, hal
-from hal.common.kernels import KVCache, PagedBatch
-from hal.common.layouts import attention_layout
+from hal.common.contract.call_values import KVCache, PagedBatch
+from hal.common.contract.layouts import attention_layout
 ones = torch.ones(1, 16, 32).bfloat16()
 device = hal.Device.from_arch("cuda:sm_90", torch_device="cpu")
 backend = hal.kernels("cuda:triton", device)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.errors import BackendError, NoBackend
-from hal.common.reason import Reason
-from hal.common.registry import platforms
+from hal.common.backends.registry import platforms
+from hal.common.contract.errors import BackendError, NoBackend
+from hal.common.contract.reason import Reason
 from hal.common.triton import launch, specialisations
 from hal.common.triton import specialise as module
 from hal.common.triton.launch import Launch, Launcher, integer_class, launch_key, load_kernel
@@ -236,8 +236,8 @@ def test_latents_that_are_views_of_a_fused_projection_are_written_by_a_planned_k
     """Rows a multiple of 16 apart and rows 8 more: the parts' own widths are 32 and 8, of which one is such a multiple."""
     import torch
 
-    from hal.common.kernels import KVCache
-    from hal.common.layouts import latent_layout
+    from hal.common.contract.call_values import KVCache
+    from hal.common.contract.layouts import latent_layout
     from hal.common.triton.cache import write_rows
 
     mla = MLAShape(kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from hal import Device
-from hal.common.layouts import latent_layout
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
+from hal.common.contract.layouts import latent_layout
 from tests.conformance import missing_pages
 from tests.conformance.missing_pages import MASKS, NOTHING
 

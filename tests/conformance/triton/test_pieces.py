@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from hal import Device
-from hal.common.backend import Backend
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
+from hal.common.contract.backend import Backend
 from hal.common.triton.launch import Launch, Launcher
 from hal.common.triton.tiles import Candidate
 from hal.testing import SMALL, Case, conformance_cases

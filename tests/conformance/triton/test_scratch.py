@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
 from hal.common.triton.attend import Keys, Mask, Queries
 from hal.common.triton.attend import plan_parts as plan_attend_parts
 from hal.common.triton.backend import TritonBackend

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from hal.common.backend import CALLS_BY_FAMILY, Backend
-from hal.common.device import Device
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
+from hal.common.contract.backend import CALLS_BY_FAMILY, Backend
+from hal.common.contract.device import Device
 from hal.common.vendor import VendorBackend
 from hal.matrix.signatures import read_signatures
 from hal.testing import Case, Profile, ReferenceBackend, conformance_cases

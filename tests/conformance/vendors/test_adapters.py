@@ -28,7 +28,7 @@ def test_adapter_keeps_the_contract(cell: Cell, held: Held, case: Case, prove: P
 
 
 def test_every_recorded_release_that_an_adapter_calls_is_held_to_it() -> None:
-    from hal.common.registry import backends
+    from hal.common.backends.registry import backends
     from hal.common.vendor import VendorBackend
 
     from .cells import SIGNATURES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hal.common.errors import BackendError
+from hal.common.contract.errors import BackendError
 from hal.common.vendor import VendorCall
 from hal.common.vendor.call import fit_arguments
 from hal.matrix.signatures import RecordedSignature

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hal.common import backend as contract
-from hal.common.backend import CALLS_BY_FAMILY, Backend, check_backend
-from hal.common.errors import BackendError
-from hal.common.registry import backends
+from hal.common.backends.registry import backends
+from hal.common.contract import backend as contract
+from hal.common.contract.backend import CALLS_BY_FAMILY, Backend, check_backend
+from hal.common.contract.errors import BackendError
 
 WRITTEN = [cls for cls in backends().values() if cls.capabilities is not None]
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import hal
-from hal.common.registry import backends, platforms
+from hal.common.backends.registry import backends, platforms
 from hal.config import ModelShape, read_shape
 
 from .cells import CELLS, Cell

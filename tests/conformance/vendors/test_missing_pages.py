@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hal.common.errors import BackendError
-from hal.common.kernels import KVCache, PagedBatch
-from hal.common.layouts import attention_layout
+from hal.common.contract.call_values import KVCache, PagedBatch
+from hal.common.contract.errors import BackendError
+from hal.common.contract.layouts import attention_layout
 from hal.common.vendor import pages
 from hal.testing.cases import BatchCase
 from hal.testing.storage import build_cache, make_generator, paged_batch, random_tensor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hal
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
 
 from .cells import CELLS, Cell
 
@@ -117,7 +117,7 @@ def test_a_model_generates_what_it_does_on_the_cpu(saved: Saved, cell: Cell, mon
     if hal.supports_combination(wanted)[cell.backend]:
         pytest.skip(f"{cell.backend} does not serve this layer on {cell.arch} with {cell.library}")
     # As on a machine that has this device and this library alone.
-    monkeypatch.setattr("hal.common.planning.installed", lambda: software)
+    monkeypatch.setattr("hal.common.planning.plan.installed", lambda: software)
     with cell.installed():
         model = load(saved.folder, replace(cell.device, present=True), cell.backend)
         tokens, logits = generate(model)

@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 import torch
 
-from hal.common.errors import BackendError
-from hal.common.kernels import PagedBatch, Segment
-from hal.common.layouts import latent_layout
+from hal.common.contract.call_values import PagedBatch, Segment
+from hal.common.contract.errors import BackendError
+from hal.common.contract.layouts import latent_layout
 from hal.common.vendor import KernelFacts, segments, tensors
 from hal.cuda import flash_attention_calls, flash_attention_inputs
 from hal.rocm import aiter_calls

@@ -10,13 +10,13 @@ from unittest import mock
 import pytest
 import torch
 
-from hal.common.device import Device
-from hal.common.kernels import KVCache, PagedBatch, Segment
-from hal.common.layouts import Layout, layer_layout
-from hal.common.parallel import Parallel
-from hal.common.registry import find_backend
-from hal.common.request import Request
-from hal.common.software import Software
+from hal.common.backends.registry import find_backend
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.device import Device
+from hal.common.contract.layouts import Layout, layer_layout
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.request import Request
+from hal.common.contract.software import Software
 from hal.common.vendor import Resolver, VendorBackend, VendorCall
 from hal.common.vendor.call import fit_arguments
 from hal.config import ConfigError, LayerShape, read_shape

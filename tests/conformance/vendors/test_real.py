@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from hal.common.registry import backends
+from hal.common.backends.registry import backends
 from hal.common.vendor import Resolver, VendorBackend
 from hal.matrix.signatures import RecordedSignature
 from hal.testing import Case

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hal.common.errors import BackendError
-from hal.common.kernels import KVCache, PagedBatch
-from hal.common.layouts import attention_layout
+from hal.common.contract.call_values import KVCache, PagedBatch
+from hal.common.contract.errors import BackendError
+from hal.common.contract.layouts import attention_layout
 from hal.common.vendor import KernelFacts, VendorBackend
 from hal.testing import Case, ConformanceError, conformance_cases
 

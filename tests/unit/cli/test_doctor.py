@@ -10,8 +10,8 @@ import pytest
 
 from hal.cli import clashes, doctor, doctor_view, main, selfcheck, usability
 from hal.cli.console import make_console
-from hal.common.reason import Reason
-from hal.common.registry import backends
+from hal.common.backends.registry import backends
+from hal.common.contract.reason import Reason
 
 PASSED = {"passed": True, "dtype": "float32", "error": 0.0, "seconds": 0.0, "failure": None}
 

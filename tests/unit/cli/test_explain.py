@@ -14,8 +14,8 @@ import hal
 from hal.cli import main
 from hal.cli.explain_answer import LayerAnswer
 from hal.cli.explain_view import group_refusals
-from hal.common.reason import Reason
-from hal.common.registry import backends
+from hal.common.backends.registry import backends
+from hal.common.contract.reason import Reason
 from hal.config import LayerShape, read_shape
 
 COMPOSITE = Path(__file__).parents[3] / "examples" / "composite-deepseek-v3.2.json"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
 from hal.cli import main
-from hal.common.parallel import Parallel
+from hal.common.contract.parallel import Parallel
 from hal.config import read_shape
 from hal.models import plan_checkpoint
 from hal.models.build import build_module

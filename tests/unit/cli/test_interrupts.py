@@ -60,7 +60,8 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["hal.cli.app", "typer", "rich.console", "hal.config.reader", "hal.common.registry", "hal.cli.explain_view"]
+    "module",
+    ["hal.cli.app", "typer", "rich.console", "hal.config.reader", "hal.common.backends.registry", "hal.cli.explain_view"],
 )
 def test_ctrl_c_during_any_import_ends_without_a_word(module: str, config: Path) -> None:
     result = run_python(INTERRUPTED_AT_IMPORT.format(module=module), "explain", str(config), "--device", "cpu")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hal.cli import main
-from hal.common.registry import backends
+from hal.common.backends.registry import backends
 
 COMPOSITE = Path(__file__).parents[3] / "examples" / "composite-deepseek-v3.2.json"
 TARGETS = [word for target in ("cuda:sm_90", "rocm:gfx942", "xpu:pvc", "cpu") for word in ("--device", target)]

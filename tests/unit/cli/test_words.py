@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hal.common.plan_text import format_bytes
+from hal.common.contract.plan_text import format_bytes
 from hal.config.runs import format_ids
 
 

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from hal.common import registry as registry_module
-from hal.common.registry import backends, platforms
-from hal.common.software import Library
+from hal.common.backends import registry as registry_module
+from hal.common.backends.registry import backends, platforms
+from hal.common.contract.software import Library
 
 from .fakes import make_backend, register
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hal
-from hal.common.backend import Backend, required_calls
+from hal.common.contract.backend import Backend, required_calls
 from hal.config import IndexerShape, LayerShape, MLAShape, ModelShape
 
 MLA = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)

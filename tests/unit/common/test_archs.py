@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hal.common.arch import COLUMNS, Arch, read_archs
-from hal.common.registry import platforms
+from hal.common.backends.registry import platforms
+from hal.common.contract.arch import COLUMNS, Arch, read_archs
 
 FACTS = Path(__file__).parents[4] / "shared" / "reference" / "vendors.md"
 needs_facts = pytest.mark.skipif(not FACTS.is_file(), reason="the facts in ../shared are not beside this checkout")
@@ -136,7 +136,7 @@ def test_a_table_that_is_wrong_names_the_arch_and_the_column(
     text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "archs.toml").write_text(text)
-    monkeypatch.setattr("hal.common.arch.files", lambda _: tmp_path)
+    monkeypatch.setattr("hal.common.contract.arch.files", lambda _: tmp_path)
     with pytest.raises(ValueError, match=f"pkg/archs.toml.*{said}"):
         read_archs("pkg")
 

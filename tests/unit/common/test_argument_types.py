@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import hal
-from hal.common.limits import LARGEST
+from hal.common.contract.limits import LARGEST
 from hal.config import HalError
 
 from .fakes import ask, gqa_layer, model

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.common.cost import MLACost, count_mla, count_selected
+from hal.common.stepping.cost import MLACost, count_mla, count_selected
 from hal.config import MLAShape
 
 from .fakes import MLA

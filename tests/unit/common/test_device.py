@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import hal
-from hal.common import platform as platform_module
-from hal.common.arch import split_words
-from hal.common.detection import PlatformProbe, find_device, probe_platforms
-from hal.common.registry import platforms
+from hal.common.backends.detection import PlatformProbe, find_device, probe_platforms
+from hal.common.backends.registry import platforms
+from hal.common.contract import platform as platform_module
+from hal.common.contract.arch import split_words
 
 ROWS = [(platform, arch) for platform in platforms().values() for arch in platform.archs()]
 IDS = [f"{platform.name}:{arch.name}" for platform, arch in ROWS]

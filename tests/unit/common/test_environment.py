@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from hal.common.environment import VARIABLES, read_variable, unknown_variables, warn_of_mistakes
+from hal.common.contract.environment import VARIABLES, read_variable, unknown_variables, warn_of_mistakes
 
 
 @pytest.mark.parametrize("name", ["HAL_BACKEND", "HAL_DEBUG", "HAL_STRICT_WARMUP"])

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.common.building.fill_rows import fill_rows
-from hal.common.building.row_rules import RowRule, row_regions
+from hal.common.planning.row_rules import RowRule, row_regions
+from hal.common.stepping.fill_rows import fill_rows
 
 BLOCK_SIZE = 16
 

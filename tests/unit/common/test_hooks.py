@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import hal
-from hal.common.registry import find_backend
+from hal.common.backends.registry import find_backend
 
 from .fakes import ask, gqa_layer, make_backend, model, register
 

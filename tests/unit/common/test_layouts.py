@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.layouts import Layout, block_table_width, index_layout, layer_index_layout, layer_layout
-from hal.common.layouts.parse import parse_layout
+from hal.common.contract.layouts import Layout, block_table_width, index_layout, layer_index_layout, layer_layout
+from hal.common.contract.layouts.parse import parse_layout
 
 from .fakes import gqa_layer, mla_layer, sparse_layer
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.refusal import explain_refusal
-from hal.common.software import Library, version_tuple
+from hal.common.backends.judging import explain_refusal
+from hal.common.contract.software import Library, version_tuple
 from hal.common.vendor.presence import find_libraries
 
 from .fakes import ask, codes, make_backend

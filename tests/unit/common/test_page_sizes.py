@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import hal
-from hal.common.layouts import layer_index_layout, layer_layout
-from hal.common.registry import platforms
+from hal.common.backends.registry import platforms
+from hal.common.contract.layouts import layer_index_layout, layer_layout
 from hal.config import read_shape
 
 from .fakes import ask, codes, gqa_layer, make_backend, mla_layer, model, register, sparse_layer

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import hal
-from hal.common.page_tables import RequestPages, stack_tables
-from hal.common.pages import PagePool, make_pools
+from hal.common.stepping.page_tables import RequestPages, stack_tables
+from hal.common.stepping.pages import PagePool, make_pools
 
 LAYERS = {
     "model_type": "made_up",

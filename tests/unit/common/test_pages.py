@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import hal
-from hal.common.pages import PagePool
+from hal.common.stepping.pages import PagePool
 
 
 @pytest.fixture

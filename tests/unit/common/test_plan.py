@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.software import Library
+from hal.common.contract.software import Library
 from hal.config import LayerShape
 
 from .fakes import ask, capabilities, codes, gqa_layer, make_backend, mla_layer, model, sparse_layer

@@ -118,5 +118,5 @@ def test_backends_without_a_layout_say_so(target: str) -> None:
     request = hal.Request(read_shape(BASE).layer(0), hal.Device.from_arch(target), "bfloat16", "kv_fp8")
     for name, reasons in hal.supports_combination(request).items():
         if name.startswith(target.partition(":")[0]) and "not_built" not in [reason.code for reason in reasons]:
-            declared = hal.common.registry.backends()[name].capabilities.kv_layouts["attention"]
+            declared = hal.common.backends.registry.backends()[name].capabilities.kv_layouts["attention"]
             assert ("kv_layout" in [reason.code for reason in reasons]) == ("kv_fp8" not in declared)

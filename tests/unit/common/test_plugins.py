@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 import hal
-from hal.common import registry as registry_module
-from hal.common.plugins import list_plugins
-from hal.common.registry import backends, broken_plugins, platforms
+from hal.common.backends import registry as registry_module
+from hal.common.backends.plugins import list_plugins
+from hal.common.backends.registry import backends, broken_plugins, platforms
 
 from .fakes import ask, gqa_layer, make_backend
 
@@ -144,7 +144,7 @@ def test_leaving_the_program_is_not_a_broken_plugin(error: BaseException, load_e
 def test_what_was_interrupted_is_loaded_by_who_asks_next(load_entries) -> None:
     patience = iter([KeyboardInterrupt()])
 
-    def load() -> type[hal.common.backend.Backend]:
+    def load() -> type[hal.common.contract.backend.Backend]:
         for error in patience:
             raise error
         return make_backend("cuda:b")
@@ -159,7 +159,7 @@ def test_what_was_interrupted_is_loaded_by_who_asks_next(load_entries) -> None:
 def test_threads_that_ask_at_the_same_time_all_see_everything(load_entries) -> None:
     good, ready = make_backend("cuda:good"), threading.Barrier(6)
 
-    def load() -> type[hal.common.backend.Backend]:
+    def load() -> type[hal.common.contract.backend.Backend]:
         time.sleep(0.02)
         return good
 
@@ -179,7 +179,7 @@ def test_threads_that_ask_at_the_same_time_all_see_everything(load_entries) -> N
 
 
 def test_a_plugin_may_register_more_while_it_is_imported(load_entries) -> None:
-    def load() -> type[hal.common.backend.Backend]:
+    def load() -> type[hal.common.contract.backend.Backend]:
         hal.register_backend(make_backend("cuda:extra"))
         return make_backend("cuda:good")
 

@@ -7,8 +7,8 @@ import inspect
 import pytest
 
 import hal
-from hal.common import parallel
-from hal.common.attention import Attention
+from hal.common.contract import parallel
+from hal.common.running.attention import Attention
 
 NAMES = """Attention Batch Compressor ConfigError Device DeviceBatch HalError IndexInputs KVCache Limits NoBackend BackendError
 LayoutError MetadataBuilder PagedBatch Parallel Plan Reason Request Selection Software StepMetadata detect installed kernels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hal
-from hal.common.reason import CODES, order_reasons
+from hal.common.contract.reason import CODES, order_reasons
 
 ENVIRONMENTAL = ["platform", "arch", "not_built", "library_absent", "library_broken", "library_version"]
 LISTED = [

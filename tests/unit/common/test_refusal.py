@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import hal
-from hal.common.refusal import explain_refusal
+from hal.common.backends.judging import explain_refusal
 
 from .fakes import ask, codes, gqa_layer, make_backend, mla_layer, sparse_layer
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 import hal
-from hal.common.backend import CALLS_BY_FAMILY, RESERVED, Backend
-from hal.common.platform import Platform
-from hal.common.registry import backends, find_backend, platforms
+from hal.common.backends.registry import backends, find_backend, platforms
+from hal.common.contract.backend import CALLS_BY_FAMILY, RESERVED, Backend
+from hal.common.contract.platform import Platform
 
 from .fakes import EVERY_FAMILY, ask, make_backend, mla_layer, sparse_layer
 
@@ -182,7 +182,7 @@ def test_an_unknown_name_lists_the_known() -> None:
 def test_a_refused_platform_leaves_nothing_behind() -> None:
     """The second backend is none; the platform and its first backend must not stay half registered."""
     before = (platforms(), backends())
-    path = "hal.common.platform:load_object"
+    path = "hal.common.contract.platform:load_object"
     clashing = Platform(
         name="new", package="hal.cpu", backends=("hal.cpu.backend:CPUBackend", path), probe_path=path, torch_type="cpu"
     )

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 import hal
-from hal.common.software import Library
+from hal.common.contract.software import Library
 
 from .fakes import ask, codes, gqa_layer, make_backend, mla_layer, register, sparse_layer
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common import registry
-from hal.common.reason import CODES
-from hal.common.registry import backends, known_libraries, platforms
+from hal.common.backends import registry
+from hal.common.backends.registry import backends, known_libraries, platforms
+from hal.common.contract.reason import CODES
 from hal.config import IndexerShape, LayerShape, MLAShape
 
 from .fakes import codes, gqa_layer, mla_layer, sparse_layer
@@ -150,7 +150,7 @@ def _selected(request: hal.Request) -> hal.Selection | str:
 def test_answers_do_not_depend_on_the_process() -> None:
     """Sets and hashes have another order in every process."""
     code = (
-        "import hal; from hal.common.registry import platforms\n"
+        "import hal; from hal.common.backends.registry import platforms\n"
         "from hal.config import LayerShape\n"
         "layer = LayerShape(layer_id=0, kind='attention', num_heads=8, num_kv_heads=3, head_dim=7, v_head_dim=7, window=3,"
         " position_bias='alibi')\n"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hal.common.building.staging import Staging
+from hal.common.stepping.staging import Staging
 
 REGIONS = {"lens": ((4,), "int32"), "slots": ((2, 3), "int64")}
 

@@ -10,8 +10,8 @@ import pytest
 import hal
 from hal.cli.compile_view import by_reason
 from hal.cli.explain_view import say_of
+from hal.common.contract.wording import say_all, say_count, say_groups
 from hal.common.vendor.facts import read_kernels
-from hal.common.wording import say_all, say_count, say_groups
 
 CONFIG = {
     "model_type": "llama",

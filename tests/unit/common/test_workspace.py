@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.buffer import Buffer
-from hal.common.building.chunks import plan_scores
-from hal.common.workspace import context_rows
+from hal.common.contract.buffer import Buffer
+from hal.common.planning.buffers import context_rows
+from hal.common.stepping.chunks import plan_scores
 from hal.config import IndexerShape
 
 from .fakes import gqa_layer, mla_layer, model, sparse_layer

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hal.common.layouts import (
+from hal.common.contract.layouts import (
     Layout,
     attention_fp8_layout,
     compressed_layout,

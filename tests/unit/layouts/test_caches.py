@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import hal
-from hal.common.convert import convert_cache
-from hal.common.kernels import KVCache
-from hal.common.layouts import (
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.convert import convert_cache
+from hal.common.contract.layouts import (
     Layout,
     attention_fp8_layout,
     attention_layout,
@@ -20,8 +20,8 @@ from hal.common.layouts import (
     index_fp8_layout,
     latent_fp8_layout,
 )
-from hal.common.layouts.parse import parse_layout
-from hal.common.records import allocate_pages, read_records, write_records
+from hal.common.contract.layouts.parse import parse_layout
+from hal.common.contract.records import allocate_pages, read_records, write_records
 from hal.testing import reference
 from hal.testing.storage import random_scale
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hal.common.convert import convert_records
-from hal.common.layouts import (
+from hal.common.contract.convert import convert_records
+from hal.common.contract.layouts import (
     SCALING_MAX,
     Layout,
     attention_fp8_layout,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hal import LayoutError
-from hal.common.layouts import (
+from hal.common.contract.layouts import (
     Layout,
     attention_fp8_layout,
     attention_layout,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import hal
-from hal.common.errors import InputError
-from hal.common.registry import platforms
+from hal.common.backends.registry import platforms
+from hal.common.contract.errors import InputError
 from hal.matrix.cells import DEFAULT_VARIANTS, Cell, Variant, compute_cells, fleet_targets
 from hal.matrix.features import FEATURES
 from hal.matrix.models import listed_models

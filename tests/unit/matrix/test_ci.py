@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hal.cli import main
-from hal.common.registry import platforms
+from hal.common.backends.registry import platforms
 from hal.matrix import read_fleet
 from hal.matrix.ci import SELF_HOSTED, SUITES, choose_cells, read_cells
 

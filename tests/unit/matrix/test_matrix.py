@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hal.cli import main
-from hal.common.registry import backends, platforms
+from hal.common.backends.registry import backends, platforms
 from hal.matrix import read_fleet, support_table
 from hal.matrix.build import READERS
 from hal.matrix.models import listed_models

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hal.cli import main
-from hal.common.capabilities import Capabilities
-from hal.common.errors import InputError
-from hal.common.registry import backends
+from hal.common.backends.registry import backends
+from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.errors import InputError
 from hal.matrix import parity
 from hal.matrix.parity import LIMITS, compute_parity, list_features, parse_reasons
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hal.common.backend import CALLS
-from hal.common.registry import backends, platforms
+from hal.common.backends.registry import backends, platforms
+from hal.common.contract.backend import CALLS
 from hal.matrix.proof import parse_report, read_evidence
 
 pytest_plugins = ["pytester"]

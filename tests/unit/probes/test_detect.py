@@ -13,8 +13,9 @@ from types import ModuleType
 import pytest
 
 import hal
-from hal.common import detection, quiet
-from hal.common.detection import probe_platforms
+from hal.common.backends import detection
+from hal.common.backends.detection import probe_platforms
+from hal.common.contract import quiet
 
 from .fakes import GIB, FakeNVML, make_amdsmi, make_pyrsmi, make_torch
 
@@ -90,7 +91,7 @@ def test_library_that_hangs_costs_the_limit_and_its_late_answer_is_dropped(
 
 @pytest.mark.usefixtures("hasty")
 def test_platform_from_outside_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hal.common import platform as platform_module
+    from hal.common.contract import platform as platform_module
 
     real = platform_module.load_object
 

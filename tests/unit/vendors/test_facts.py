@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hal.common.arch import read_archs
-from hal.common.registry import backends
+from hal.common.backends.registry import backends
+from hal.common.contract.arch import read_archs
 from hal.common.vendor import KernelFacts, VendorBackend, read_kernels
 from hal.common.vendor.refusal import is_known_version
 from hal.matrix.signatures import read_signatures

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 
 import hal
-from hal.common.device import Device
-from hal.common.errors import BackendError
-from hal.common.opened import kernels
-from hal.common.registry import find_backend
+from hal.common.backends.kernels import kernels
+from hal.common.backends.registry import find_backend
+from hal.common.contract.device import Device
+from hal.common.contract.errors import BackendError
 from hal.config import read_shape
 from hal.matrix.signatures import read_signatures
 from hal.testing.stand_ins import installed, make_fakes

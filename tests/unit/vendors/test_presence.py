@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hal.common.software import Library
+from hal.common.contract.software import Library
 from hal.common.vendor import VendorLibrary, find_libraries
 
 COMPILED = VendorLibrary(name="fork", distributions=("fork-dist",), files=("fork/_kernels*.so",))

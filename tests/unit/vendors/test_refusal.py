@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import hal
-from hal.common.reason import Reason
+from hal.common.contract.reason import Reason
 from hal.config import IndexerShape, LayerShape, MLAShape
 
 WIDTHS = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, q_lora_rank=1536)

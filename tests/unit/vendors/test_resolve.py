@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from hal.common.errors import BackendError
+from hal.common.contract.errors import BackendError
 from hal.common.vendor import Resolver, VendorCall
 from hal.common.vendor.resolve import AbsentError, check_flag, load_module
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.common.layouts import attention_layout, latent_layout
+from hal.common.contract.layouts import attention_layout, latent_layout
 from hal.common.vendor.tensors import pad_to, rows_to_csr, split_latent, split_pages, split_query, visible_lengths
 from hal.testing.storage import ROOMY, build_cache, make_generator
 

@@ -1,0 +1,1 @@
+"""Which platforms and backends there are, what devices they find, and who of them serves a request."""

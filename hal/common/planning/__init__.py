@@ -1,0 +1,1 @@
+"""A model on a device, decided and measured before anything is allocated."""

@@ -1,0 +1,1 @@
+"""A plan opened: caches, the choice of keys, ranks and kernels behind one call per layer."""

@@ -1,0 +1,541 @@
+"""A model's attention, opened: caches, builder and kernels behind two calls per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hal.common.backends.registry import find_backend
+from hal.common.contract.backend import Backend
+from hal.common.contract.batch import Batch
+from hal.common.contract.cache import CacheKey
+from hal.common.contract.call_values import IndexInputs, KVCache
+from hal.common.contract.compressor import Compressor
+from hal.common.contract.device_batch import DeviceBatch
+from hal.common.contract.environment import read_variable
+from hal.common.contract.errors import BackendError, BatchError, InputError, LayoutError, NotBuiltError
+from hal.common.contract.gradients import without_gradients
+from hal.common.contract.layouts.scales import describe_wrong
+from hal.common.contract.step import StepMetadata
+from hal.common.contract.tensor_checks import Expected
+from hal.common.stepping.builder import MetadataBuilder
+from hal.common.stepping.findings import Finding
+from hal.common.stepping.pages import PagePool
+from hal.config import LayerShape, MLAShape
+
+from .choice import TopkState
+from .compressed import CompressedCall, CompressedRows, attend_compressed, check_compressed
+from .index_keys import check_index, compress, write_index_keys
+from .latent import MLAWeights, attend_mla
+from .paged_layer import PagedLayer
+from .rank_attend import attend_shards
+from .ranks import DCPGroup
+from .warmup import WarmupMonitor
+
+if TYPE_CHECKING:
+    from hal.common.contract.plan import Plan
+
+
+class LayerKernels:
+    """The calls of one layer, each from the backend that provides it: kernels("write_cache"), kernels("sparse_mla", "decode")."""
+
+    def __init__(self, providers: Mapping[str, str], opened: Mapping[str, Backend]) -> None:
+        split = {key.partition("."): opened[name] for key, name in providers.items()}
+        self._calls = {(call, phase): getattr(backend, call) for (call, _, phase), backend in split.items()}
+        self._ranged = {
+            call for (call, _, _), backend in split.items() if backend.capabilities and backend.capabilities.key_ranges
+        }
+
+    def __call__(self, call: str, phase: str = "") -> Any:
+        return self._calls[call, phase]
+
+    def provides(self, call: str) -> bool:
+        """Whether any backend serves a call that the layer can do without."""
+        return (call, "") in self._calls
+
+    def reads_key_ranges(self, call: str) -> bool:
+        """Whether the provider of a call honours the key ranges of a PagedBatch."""
+        return call in self._ranged
+
+
+class Attention:
+    """Attention over paged caches for every layer of a plan; made by plan.open or plan.bind.
+
+    It computes no gradients: results are detached, with a warning where an input requires one.
+
+    pools: which pages of the caches are in use, by cache group; the same pool for every group where page ids are the same.
+    caches: a layer's KV by its id, every other part of it under (layer id, part).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        opened: Mapping[str, Backend],
+        caches: Mapping[CacheKey, KVCache],
+        pools: tuple[PagePool, ...],
+        ranks: DCPGroup | None = None,
+    ) -> None:
+        device = find_torch_device(plan)
+        self.plan = plan
+        self.pools = pools
+        self.caches = dict(caches)
+        self._kernels = {
+            layer.layer_id: LayerKernels(selection.providers, opened)
+            for layer, selection in zip(plan.shape.layers, plan.selections, strict=True)
+            if selection is not None
+        }
+        self._groups = {spec.key: spec.group for spec in plan.cache_specs()}
+        self._paged: dict[int, PagedLayer] = {}
+        self._weights: dict[int, MLAWeights] = {}
+        self._dtype: torch.dtype = getattr(torch, plan.dtype)
+        self._device = torch.device(device)
+        self._arithmetic = _arithmetic(plan, opened)
+        self._can_mask = _can_mask(plan, opened)
+        self._builder = MetadataBuilder(plan, pools, device, can_mask=self._can_mask)
+        self._ranks = ranks
+        self._topk = TopkState(plan, device, ranks)
+        self._compressed_rows = CompressedRows()
+        self._warmup = WarmupMonitor(plan, opened)
+        self._has_scales = self._unseen_scales = any(cache.scale is not None for cache in self.caches.values())
+        self._wrong_scales = Finding(device)
+        self._workspaces = [
+            (backend, _make_workspaces(backend, plan, device))
+            for backend in opened.values()
+            if type(backend).prepare_step is not Backend.prepare_step
+        ]
+
+    def build(self, batch: Batch | DeviceBatch) -> StepMetadata:
+        """The metadata of a step, in persistent buffers that the next build() overwrites; BatchError before any is."""
+        return self._prepare(self._builder.build(batch))
+
+    def build_for_capture(self, num_reqs: int, num_tokens: int) -> StepMetadata:
+        """The metadata of a made-up step of this size, whose tokens are written nowhere."""
+        return self._prepare(self._builder.build_for_capture(num_reqs, num_tokens))
+
+    def _prepare(self, metadata: StepMetadata) -> StepMetadata:
+        if self._unseen_scales or (self._has_scales and read_variable("HAL_DEBUG") == "1"):
+            self._count_wrong_scales()
+        for backend, buffers in self._workspaces:
+            backend.prepare_step(metadata, buffers)
+        return metadata
+
+    @property
+    def pages(self) -> PagePool:
+        """The pool of all cache groups; InputError where each group has one of its own."""
+        if len(set(map(id, self.pools))) > 1:
+            sizes = ", ".join(str(pool.num_pages) for pool in self.pools)
+            raise InputError(f"each cache group has a pool of its own ({sizes} pages); use pools[group]")
+        return self.pools[0]
+
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens of device batches, so far, that were written nowhere.
+
+        They have no page of the pool, an impossible length, a page that several requests hold, which is read-only, or the place
+        of an earlier token of the step.
+
+        Reading it waits for the device; HAL_DEBUG=1 makes build() raise BatchError instead of counting.
+        """
+        return self._builder.lost_tokens
+
+    @property
+    def lost_pages(self) -> int:
+        """Ids in live columns of device block tables, so far, that were no page of the pool.
+
+        A request that has one sees no key in that step, in any layer and on any backend: its rows are 0, whatever the page
+        that a kernel would read instead holds. What it has a place for is written. Live are the columns that its new tokens
+        may see: not those behind every window or before every chunk of the layers that read the table. As for lost_tokens.
+        """
+        return self._builder.lost_pages
+
+    @property
+    def lost_choices(self) -> int:
+        """Ids handed over as topk, so far, at or past the number of keys that their token sees: nobody attends there.
+
+        As for lost_tokens, but that HAL_DEBUG=1 makes the layer's call raise.
+        """
+        return int(self._topk.lost_choices)
+
+    @property
+    def nan_scores(self) -> int:
+        """Tokens, so far, with a NaN among their index scores: such a key comes last. As for lost_choices."""
+        return int(self._topk.nan_scores)
+
+    @property
+    def wrong_scales(self) -> int:
+        """Scales of bound caches that were not finite and above 0 at the first step, which an engine may have filled by then.
+
+        As for lost_tokens; with HAL_DEBUG=1 every step looks.
+        """
+        return int(self._wrong_scales)
+
+    def warm_up(self) -> None:
+        """Compile every launch of the plan's list; nothing to do where no launch compiles.
+
+        The list is of caches as the plan describes them and of dense results: a bound cache whose start or rows are other
+        multiples of 16 than those, or an out with gaps, compiles when it is first met and counts as a miss.
+        """
+        self._warmup.warm_up()
+
+    @property
+    def compile_misses(self) -> int:
+        """Launches since warm_up() whose key its list did not have; HAL_STRICT_WARMUP=1 raises BackendError instead."""
+        return self._warmup.misses
+
+    @torch.no_grad()
+    def bind_weights(self, layer_id: int, w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
+        """Hand over an MLA layer's up-projections, once: w_uk [heads, nope, lora], w_uv [heads, v, lora], this rank's heads.
+
+        They are kept as they are, or as a copy in the type the backend computes in. LayoutError for other shapes, for no floats
+        and for those of another device.
+        """
+        layer = self._layer(layer_id, "mla")
+        mla = _mla(layer)
+        heads = layer.num_heads // self.plan.parallel.tp
+        expected = Expected(layer_id=layer_id, tokens=heads, dtype=self._dtype, device=self._device)
+        expected.check_floats(
+            w_uk=(w_uk, (mla.qk_nope_head_dim, mla.kv_lora_rank)), w_uv=(w_uv, (mla.v_head_dim, mla.kv_lora_rank))
+        )
+        self._weights[layer_id] = MLAWeights(w_uk=w_uk.to(self._arithmetic), w_uv=w_uv.to(self._arithmetic))
+
+    def set_scale(self, layer_id: int, scale: torch.Tensor) -> None:
+        """Set the fp32 scales that live outside a layer's cache, of one of the shapes in its spec; LayoutError for others.
+
+        They are finite and above 0, which is asked of the device. Rows that are in the cache already were written under the old
+        ones. Scales of the shape there is are copied into place.
+        """
+        cache = self.caches.get(layer_id)
+        if cache is None or cache.scale is None:
+            raise LayoutError(f"layer {layer_id} has no cache with scales outside; plan.cache_specs() says which ones have")
+        cache.layout.check_scale_form(scale)
+        wrong = describe_wrong(scale)
+        if wrong is not None:
+            raise LayoutError(f"the scales of layer {layer_id} are {wrong}; expected finite numbers above 0")
+        if scale.shape == cache.scale.shape:
+            cache.scale.copy_(scale)
+            return
+        self.caches[layer_id] = replace(cache, scale=scale.to(cache.storage.device))
+        self._paged.clear()
+
+    @without_gradients
+    def attend(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        metadata: StepMetadata,
+        sink: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write k, v [tokens, kv_heads, width] to the cache and attend: q [tokens, heads, head_dim] gives out [tokens, heads, v].
+
+        k and v are None on a layer that reads another layer's KV. Rows of padded tokens come back as zeros.
+
+        With a DCP group every rank gives the same tokens' k and v, of the KV heads that all ranks of the group keep, writes
+        those it owns, and gives the queries of its own heads: the ranks' queries are gathered, each attends to what it
+        stores, and the results for this rank's heads are merged by LSE, the sink applied once after. Ranks of one tp_rank
+        have the same heads, so each gives all of them and nothing is gathered.
+        """
+        state = self._paged.get(layer_id) or self._look_up(layer_id)
+        self._check_step(metadata)
+        state.check(metadata.num_tokens_padded, q, k, v, sink, out)
+        if k is not None:
+            state.write_cache(state.cache, metadata.groups[state.group].slot_mapping, k, v)
+        out = _prepare_out(out, q, state.out_shape[1], metadata)
+        if self._ranks is None:
+            state.attend(q, metadata, sink, out)
+        else:
+            attend_shards(state.layer, state.kernels, state.cache, state.group, q, metadata, sink, out, self._ranks)
+        return out
+
+    @without_gradients
+    def attend_mla(
+        self,
+        layer_id: int,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        k_rope: torch.Tensor,
+        metadata: StepMetadata,
+        *,
+        index: IndexInputs | None = None,
+        topk: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write latent [tokens, lora] and k_rope [tokens, rope] and attend: out [tokens, heads, v_head_dim].
+
+        q_nope [tokens, heads, nope], or [tokens, heads, lora] already absorbed, with out [tokens, heads, lora]. index: on a
+        layer that owns an indexer; a layer that shares one uses the owner's choice of this step. topk int32 [tokens, width]
+        overrides both; it is a set of ids per token, -1 for none, and one that occurs twice counts once.
+
+        With a DCP group every rank gives the same latents, index inputs and topk (whole requests' positions) and the queries
+        of its own heads, as in attend. Latents of other ranks' tokens are never here, so the form is always the absorbed one.
+        """
+        layer = self._layer(layer_id, "mla")
+        self._check_step(metadata)
+        mla = _mla(layer)
+        cache, group = self._cache(layer.kv_source)
+        weights = self._find_weights(layer, q_nope)
+        heads = layer.num_heads // self.plan.parallel.tp
+        expected = self._expected(layer_id, metadata)
+        expected.check_activations(
+            q_nope=(q_nope, (heads, mla.kv_lora_rank if weights is None else mla.qk_nope_head_dim)),
+            q_rope=(q_rope, (heads, mla.qk_rope_head_dim)),
+            latent=(latent, (mla.kv_lora_rank,)),
+            k_rope=(k_rope, (mla.qk_rope_head_dim,)),
+        )
+        width = mla.kv_lora_rank if weights is None else mla.v_head_dim
+        expected.check_sink(layer, sink, heads)
+        expected.check_out(out, (heads, width))
+        kernels = self._kernels[layer_id]
+        choice = self._choose(layer, kernels, metadata, expected, index, topk)
+        if layer.owns_kv:
+            kernels("write_cache")(cache, metadata.groups[group].slot_mapping, latent, k_rope)
+        out = _prepare_out(out, q_nope, width, metadata)
+        inputs = (q_nope, q_rope, latent, k_rope)
+        attend_mla(
+            layer,
+            kernels,
+            cache,
+            group,
+            weights,
+            inputs,
+            metadata,
+            choice,
+            sink,
+            out,
+            self.plan.parallel,
+            can_mask=self._can_mask,
+            ranks=self._ranks,
+        )
+        return out
+
+    @without_gradients
+    def attend_compressed(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        kv: torch.Tensor | None,
+        compressor: Compressor | None,
+        metadata: StepMetadata,
+        *,
+        index: IndexInputs | None = None,
+        sink: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write kv [tokens, head_dim], key and value alike, compress, and attend: q [tokens, heads, head_dim] gives out like q.
+
+        Each token attends to its window and to the closed entries behind it, those that an indexer picks where the layer
+        has one. compressor: on a layer that makes entries, None on one that keeps its window alone or reads another's.
+        index: on a layer that owns an indexer, whose k may be a compressor too. kv is None on a layer that reads another's.
+
+        A page keeps what compressors remember of its last tokens: a request may lose as many as num_spec_tokens of the plan
+        and go on; one that falls back further goes on from the end of a page.
+        """
+        layer = self._layer(layer_id, "compressed")
+        self._check_step(metadata)
+        heads = layer.num_heads // self.plan.parallel.tp
+        expected, kernels = self._expected(layer_id, metadata), self._kernels[layer_id]
+        expected.check_activations(q=(q, (heads, layer.head_dim)))
+        expected.check_sink(layer, sink, heads)
+        expected.check_out(out, (heads, layer.head_dim))
+        if layer.owns_kv != (kv is not None):
+            raise BatchError(f"layer {layer_id} {'keeps its own KV, so it needs kv' if layer.owns_kv else 'reads kv elsewhere'}")
+        if kv is not None:
+            expected.check_activations(kv=(kv, (layer.head_dim,)))
+        check_compressed(layer, compressor, index, expected)
+        if index is not None and layer.indexer is not None:
+            check_index(layer, layer.indexer, kernels, index, expected)
+        elif layer.indexer is not None:
+            self._topk.check(layer, metadata)
+        window = self._cache(layer.kv_source)
+        entries = None if layer.entry_source is None else self._cache((layer.entry_source, "entries"))
+        if kv is not None:
+            cache, group = window
+            kernels("write_cache")(cache, metadata.groups[group].slot_mapping, *kv.split(cache.layout.widths, dim=1))
+        if compressor is not None and entries is not None:
+            states = self._cache((layer_id, "state"))
+            compress(kernels, compressor, states, entries, metadata, layer.compress_ratio or 1)
+        if index is not None:
+            write_index_keys(layer, kernels, self._cache, index.k, metadata)
+            self._topk.choose(layer, kernels, *self._cache((layer_id, "index")), index, metadata)
+        call = CompressedCall(
+            layer=layer,
+            kernels=kernels,
+            window=window,
+            entries=entries,
+            choice=None if layer.indexer is None else self._topk,
+            parallel=self.plan.parallel,
+        )
+        out = _prepare_out(out, q, layer.head_dim, metadata)
+        attend_compressed(call, self._compressed_rows, q, metadata, sink, out)
+        return out
+
+    def _count_wrong_scales(self) -> None:
+        self._unseen_scales = False
+        for key, cache in self.caches.items():
+            if cache.scale is not None:
+                is_wrong = ~(cache.scale.isfinite() & (cache.scale > 0))
+                self._wrong_scales.add(is_wrong, partial(_describe_wrong_scale, key))
+
+    def _look_up(self, layer_id: int) -> PagedLayer:
+        layer = self._layer(layer_id, "attention")
+        cache, group = self._cache(layer.kv_source)
+        kernels, heads = self._kernels[layer_id], layer.num_heads // self.plan.parallel.tp
+        k_shape, v_shape = cache.layout.parts
+        state = self._paged[layer_id] = PagedLayer(
+            layer=layer,
+            kernels=kernels,
+            cache=cache,
+            group=group,
+            dtype=self._dtype,
+            device=self._device,
+            q_shape=(heads, layer.head_dim),
+            out_shape=(heads, layer.v_head_dim),
+            k_shape=k_shape if layer.owns_kv else None,
+            v_shape=v_shape,
+            options={
+                "softmax_scale": layer.softmax_scale,
+                "window": layer.window,
+                "chunk": layer.chunk,
+                "softcap": layer.softcap,
+                "causal": layer.causal,
+                "need_lse": layer.sink,
+            },
+            write_cache=kernels("write_cache"),
+            paged={phase: kernels("paged_attention", phase) for phase in ("decode", "prefill")},
+        )
+        return state
+
+    def _find_weights(self, layer: LayerShape, q_nope: torch.Tensor) -> MLAWeights | None:
+        """The layer's up-projections, None where the queries are absorbed already; BackendError where they are missing."""
+        mla, weights = _mla(layer), self._weights.get(layer.layer_id)
+        is_ambiguous = mla.kv_lora_rank == mla.qk_nope_head_dim
+        # What is no tensor of that shape at all is told apart by the checks of all tensors.
+        width = getattr(q_nope, "shape", ())[-1:]
+        if width == (mla.kv_lora_rank,) and not (is_ambiguous and weights is not None):
+            return None
+        if weights is None:
+            raise BackendError(
+                f"layer {layer.layer_id} has no up-projections yet; call bind_weights({layer.layer_id}, w_uk, w_uv) once"
+            )
+        return weights
+
+    def _choose(
+        self,
+        layer: LayerShape,
+        kernels: LayerKernels,
+        metadata: StepMetadata,
+        expected: Expected,
+        index: IndexInputs | None,
+        topk: torch.Tensor | None,
+    ) -> TopkState | None:
+        """Write the layer's index keys and choose its keys, or keep the owner's choice; None on a dense layer."""
+        indexer = layer.indexer
+        if indexer is None:
+            if index is not None or topk is not None:
+                raise BatchError(f"layer {layer.layer_id} has no indexer; index and topk must be None")
+            return None
+        if index is not None and not indexer.owns:
+            raise BatchError(f"layer {layer.layer_id} shares another layer's indexer; index must be None")
+        if index is None and topk is None and indexer.owns:
+            raise BatchError(f"layer {layer.layer_id} owns an indexer, so it needs index (or topk)")
+        if topk is not None:
+            expected.check_choice(topk, indexer.width)
+        if index is not None:
+            check_index(layer, indexer, kernels, index, expected)
+            write_index_keys(layer, kernels, self._cache, index.k, metadata)
+            if topk is None:
+                self._topk.choose(layer, kernels, *self._cache((layer.layer_id, "index")), index, metadata)
+        if topk is not None:
+            self._topk.take(layer, topk, metadata)
+        self._topk.check(layer, metadata)
+        return self._topk
+
+    def _layer(self, layer_id: int, kind: str) -> LayerShape:
+        layer = self.plan.shape.layer(layer_id)
+        if layer.kind != kind:
+            raise BatchError(f"layer {layer_id} is of kind {layer.kind!r}, this call serves {kind!r}")
+        if layer_id not in self._kernels:
+            raise NotBuiltError(f"layer {layer_id} is a draft layer, and attending on those is not written yet")
+        return layer
+
+    def _cache(self, key: CacheKey) -> tuple[KVCache, int]:
+        return self.caches[key], self._groups[key]
+
+    def _expected(self, layer_id: int, metadata: StepMetadata) -> Expected:
+        return Expected(layer_id=layer_id, tokens=metadata.num_tokens_padded, dtype=self._dtype, device=self._device)
+
+    def _check_step(self, metadata: StepMetadata) -> None:
+        if not isinstance(metadata, StepMetadata):
+            raise BatchError(f"metadata is a {type(metadata).__name__}; expected what build() returned")
+        if metadata.owner is not self._builder:
+            raise BatchError("this metadata was built by another Attention, whose pages and caches are not these")
+        if metadata.step_id != self._builder.step_id:
+            raise BatchError(
+                f"this metadata is of step {metadata.step_id} and its buffers now hold step {self._builder.step_id}; "
+                "use what the latest build() returned"
+            )
+
+
+def _describe_wrong_scale(key: CacheKey, _: tuple[int, ...]) -> str:
+    return f"the scales of the cache of {key} hold what no value can be divided by; expected finite numbers above 0"
+
+
+def find_torch_device(plan: Plan) -> str:
+    """Where the plan's tensors live; BackendError where nothing can run on its device here."""
+    if plan.device.torch_device is None:
+        raise BackendError(f"{plan.device.target} is not on this machine: nothing can run there; plan for it, or open elsewhere")
+    return plan.device.torch_device
+
+
+def open_backends(plan: Plan) -> dict[str, Backend]:
+    """The backends that provide any call of the plan, made for its device; BackendError, chained, where one does not load."""
+    names = {name for selection in plan.selections if selection is not None for name in selection.providers.values()}
+    return {name: find_backend(name)(plan.device) for name in sorted(names)}
+
+
+def _arithmetic(plan: Plan, opened: Mapping[str, Backend]) -> torch.dtype:
+    """The type in which up-projections are applied: the plan's, or the wider one that every backend here computes in."""
+    wider = {
+        backend.capabilities.arithmetic.get(plan.dtype, plan.dtype)
+        for backend in opened.values()
+        if backend.capabilities is not None
+    }
+    name = wider.pop() if len(wider) == 1 else plan.dtype
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _can_mask(plan: Plan, opened: Mapping[str, Backend]) -> bool:
+    """Whether every provider of prefills over contiguous keys takes an explicit choice of them."""
+    names = {selection.providers.get("varlen_attention.prefill") for selection in plan.selections if selection is not None}
+    declared = [opened[name].capabilities for name in names if name is not None]
+    return bool(declared) and all(capabilities is not None and capabilities.masked_varlen for capabilities in declared)
+
+
+def _make_workspaces(backend: Backend, plan: Plan, device: str) -> dict[str, torch.Tensor]:
+    return {
+        buffer.name: torch.zeros(buffer.shape, dtype=getattr(torch, buffer.dtype), device=device)
+        for buffer in backend.list_workspaces(plan.limits)
+    }
+
+
+def _mla(layer: LayerShape) -> MLAShape:
+    if layer.mla is None:
+        raise BatchError(f"layer {layer.layer_id} is not MLA")
+    return layer.mla
+
+
+def _prepare_out(out: torch.Tensor | None, q: torch.Tensor, width: int, metadata: StepMetadata) -> torch.Tensor:
+    if out is None:
+        out = q.new_empty((q.shape[0], q.shape[1], width))
+    if metadata.num_tokens < q.shape[0]:
+        out[metadata.num_tokens :].zero_()
+    return out

@@ -1,0 +1,279 @@
+"""MLA of one step: absorbed over the latent cache, or decompressed to heads, run by run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.key_rules import key_rule
+from hal.common.contract.parallel import Parallel
+from hal.common.contract.step import ContextChunk, MLARun, Phase, StepMetadata, mla_kind
+from hal.common.planning.buffers import MAX_EXPANDED_BYTES
+from hal.config import LayerShape
+
+from .choice import TopkState
+from .ranks import DCPGroup
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLAWeights:
+    """An MLA layer's up-projections of this rank's heads: w_uk [heads, nope, lora], w_uv [heads, v, lora]."""
+
+    w_uk: torch.Tensor
+    w_uv: torch.Tensor
+
+
+def attend_mla(
+    layer: LayerShape,
+    kernels: Any,
+    cache: KVCache,
+    group: int,
+    weights: MLAWeights | None,
+    inputs: Inputs,
+    metadata: StepMetadata,
+    choice: TopkState | None,
+    sink: torch.Tensor | None,
+    out: torch.Tensor,
+    parallel: Parallel,
+    can_mask: bool,
+    ranks: DCPGroup | None = None,
+) -> None:
+    """Write out [tokens, heads, v_head_dim] for inputs (q_nope, q_rope, latent, k_rope), all in the engine's order.
+
+    weights None: q_nope is absorbed already, and out is [tokens, heads, lora]. Over DCP ranks every phase takes two
+    collectives: absorbed queries before, partial results after.
+    """
+    order = metadata.token_order
+    ordered = inputs if order is None else tuple(tensor.index_select(0, order) for tensor in inputs)
+    call = _Call(
+        layer=layer,
+        kernels=kernels,
+        cache=cache,
+        group=group,
+        weights=weights,
+        choice=choice,
+        sink=sink,
+        parallel=parallel,
+        can_mask=can_mask,
+        ranks=ranks,
+    )
+    kind = mla_kind(layer)
+    for phase in metadata.phases:
+        tokens = phase.tokens
+        target = out[tokens] if order is None else out.new_empty((tokens.stop - tokens.start, *out.shape[1:]))
+        piece = tuple(tensor[tokens] for tensor in ordered)
+        runs = phase.runs.get(kind, ()) if weights is not None and kind is not None else ()
+        if not runs:
+            batch = phase.batches[group] if ranks is None or choice is not None else phase.shards[key_rule(layer)][group]
+            call.attend_absorbed(phase, slice(0, tokens.stop - tokens.start), batch, piece, target)
+        for run in runs:
+            call.attend_run(phase, run, piece, target)
+        if runs and runs[-1].tokens.stop < target.shape[0]:
+            # Runs end where the host's lengths do; padded tokens of a device batch come after.
+            target[runs[-1].tokens.stop :].zero_()
+        if order is not None:
+            out.index_copy_(0, order[tokens], target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What stays the same over the runs of one layer's call."""
+
+    layer: LayerShape
+    kernels: Any
+    cache: KVCache
+    group: int
+    weights: MLAWeights | None
+    choice: TopkState | None
+    sink: torch.Tensor | None
+    parallel: Parallel
+    can_mask: bool
+    ranks: DCPGroup | None
+
+    def attend_run(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        is_masked = self.choice is not None and (run.max_seq_len > _topk(self.layer) or self.choice.is_explicit(self.layer))
+        if run.form == "absorbed" or (is_masked and not self.can_mask):
+            table = phase.batches[self.group]
+            batch = PagedBatch(
+                run.q_start_loc,
+                table.seq_lens[run.requests],
+                table.block_table[run.requests],
+                run.max_query_len,
+                run.max_seq_len,
+                memo={},
+            )
+            self.attend_absorbed(phase, run.tokens, batch, inputs, out)
+        else:
+            self._attend_decompressed(phase, run, inputs, out, is_masked)
+            if phase.may_hide_requests:
+                # New tokens are keys of this form whatever the device knows of their request.
+                out[run.tokens].masked_fill_((phase.key_bounds[run.tokens] == 0)[:, None, None], 0)
+
+    def attend_absorbed(
+        self, phase: Phase, tokens: slice, batch: PagedBatch, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> None:
+        """Every head attends to the latent rows themselves: queries through w_uk before, results through w_uv after."""
+        mla = _mla(self.layer)
+        q_nope, q_rope = inputs[0][tokens], inputs[1][tokens]
+        latent_q = q_nope if self.weights is None else _project(q_nope, self.weights.w_uk)
+        q = torch.cat([latent_q, q_rope.to(latent_q.dtype)], dim=-1)
+        if self.ranks is not None:
+            q = self.ranks.gather_queries(q)
+        need_lse = self.sink is not None or self.ranks is not None
+        scale = self.layer.softmax_scale
+        if self.choice is None:
+            result, lse = self.kernels("paged_attention", phase.name)(
+                q,
+                self.cache,
+                batch,
+                softmax_scale=scale,
+                window=self.layer.window,
+                chunk=self.layer.chunk,
+                softcap=self.layer.softcap,
+                causal=self.layer.causal,
+                need_lse=need_lse,
+            )
+        else:
+            rows, valid = self.choice.rows(self.layer, self.kernels, self.cache, self.group, phase, self.parallel)
+            result, lse = self.kernels("sparse_mla", phase.name)(
+                q,
+                (Segment(self.cache, rows[tokens], valid[tokens]),),
+                kv_lora_rank=mla.kv_lora_rank,
+                softmax_scale=scale,
+                need_lse=need_lse,
+            )
+        if self.ranks is not None:
+            result, lse = self.ranks.merge_states(self.kernels, result, lse)
+        if self.sink is not None:
+            result = self.kernels("apply_sink")(result, lse, self.sink)
+        out[tokens] = result if self.weights is None else _project(result, self.weights.w_uv.transpose(1, 2))
+
+    def _attend_decompressed(
+        self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor, is_masked: bool
+    ) -> None:
+        """Keys and values are made per head from the latents: the new tokens' from the inputs, earlier ones' from the cache."""
+        weights = self.weights
+        if weights is None:
+            raise TypeError("a decompressed run needs the up-projections")
+        piece = tuple(tensor[run.tokens] for tensor in inputs)
+        selected = None
+        if self.choice is not None and is_masked:
+            selected = self.choice.ids(self.layer, phase)[run.tokens]
+        for heads in self._head_slices(weights, run):
+            part = MLAWeights(w_uk=weights.w_uk[heads], w_uv=weights.w_uv[heads])
+            out[run.tokens, heads] = self._attend_heads(phase, run, heads, part, piece, selected)
+
+    def _head_slices(self, weights: MLAWeights, run: MLARun) -> list[slice]:
+        """Runs of heads whose expanded keys and values fit in the workspace together; one head alone always does."""
+        rows = max([run.tokens.stop - run.tokens.start, *(chunk.num_keys for chunk in run.context)])
+        per_head = rows * (self.layer.head_dim + self.layer.v_head_dim) * weights.w_uk.dtype.itemsize
+        step = max(1, MAX_EXPANDED_BYTES // per_head)
+        count = weights.w_uk.shape[0]
+        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+    def _attend_heads(
+        self,
+        phase: Phase,
+        run: MLARun,
+        heads: slice,
+        weights: MLAWeights,
+        inputs: tuple[torch.Tensor, ...],
+        selected: torch.Tensor | None,
+    ) -> torch.Tensor:
+        q_nope, q_rope, latent, k_rope = inputs
+        q = torch.cat([q_nope[:, heads], q_rope[:, heads]], dim=-1).to(weights.w_uk.dtype)
+        attend = self.kernels("varlen_attention", "prefill")
+        scale = self.layer.softmax_scale
+        keys, values = _expand(latent, k_rope, weights)
+        result, lse = attend(
+            q,
+            keys,
+            values,
+            run.q_start_loc,
+            run.q_start_loc,
+            run.max_query_len,
+            run.max_query_len,
+            softmax_scale=scale,
+            causal=True,
+            need_lse=self.sink is not None or bool(run.context),
+            selected=selected,
+            first_key=run.context_lens if selected is not None else None,
+        )
+        for chunk in run.context:
+            rows = self._find_context(phase, run, chunk)
+            latent, k_rope = self.kernels("gather_cache")(self.cache, rows)
+            keys, values = _expand(latent, k_rope, weights)
+            tokens = chunk.tokens
+            part, part_lse = attend(
+                q[tokens],
+                keys,
+                values,
+                chunk.q_start_loc,
+                chunk.k_start_loc,
+                chunk.max_query_len,
+                chunk.num_keys,
+                softmax_scale=scale,
+                causal=False,
+                need_lse=True,
+                selected=None if selected is None else selected[tokens],
+                first_key=chunk.first_key if selected is not None else None,
+            )
+            result[tokens], lse[tokens] = self.kernels("merge_states")(result[tokens], lse[tokens], part, part_lse)
+        if self.sink is not None:
+            result = self.kernels("apply_sink")(result, lse, self.sink[heads])
+        attended: torch.Tensor = result
+        return attended
+
+    def _find_context(self, phase: Phase, run: MLARun, chunk: ContextChunk) -> torch.Tensor:
+        """The cache rows of one of a run's chunks; found once for all layers of a group."""
+        batch = phase.batches[self.group]
+        key = ("context", run.requests.start, chunk.pieces, self.cache.page_stride)
+        rows = None if batch.memo is None else batch.memo.get(key)
+        if not isinstance(rows, torch.Tensor):
+            rows = _context_rows(batch, run, chunk, self.cache)
+            if batch.memo is not None:
+                batch.memo[key] = rows
+        return rows
+
+
+def _context_rows(batch: PagedBatch, run: MLARun, chunk: ContextChunk, cache: KVCache) -> torch.Tensor:
+    """The cache rows of a chunk's pieces, end to end, int32; no value leaves the device."""
+    size = cache.block_size
+    rows = []
+    for piece in chunk.pieces:
+        first_page = piece.start // size
+        pages = batch.block_table[run.requests.start + piece.request, first_page : -(-piece.stop // size)]
+        offsets = torch.arange(size, device=pages.device, dtype=torch.int32)
+        flat = (pages[:, None] * cache.page_stride + offsets[None, :]).reshape(-1)
+        rows.append(flat[piece.start - first_page * size : piece.stop - first_page * size])
+    return torch.cat(rows)
+
+
+def _expand(latent: torch.Tensor, k_rope: torch.Tensor, weights: MLAWeights) -> tuple[torch.Tensor, torch.Tensor]:
+    """K [keys, heads, nope + rope] and V [keys, heads, v] of latents [keys, lora], head-major in memory."""
+    dtype = weights.w_uk.dtype
+    heads, nope, _ = weights.w_uk.shape
+    source = latent.to(dtype).expand(heads, *latent.shape)
+    keys = source.new_empty(heads, latent.shape[0], nope + k_rope.shape[1])
+    torch.bmm(source, weights.w_uk.transpose(1, 2), out=keys[..., :nope])
+    keys[..., nope:] = k_rope.to(dtype)
+    values = torch.bmm(source, weights.w_uv.transpose(1, 2))
+    return keys.transpose(0, 1), values.transpose(0, 1)
+
+
+def _project(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [tokens, heads, in] through weight [heads, in, out], head by head: [tokens, heads, out]."""
+    return torch.bmm(x.to(weight.dtype).transpose(0, 1), weight).transpose(0, 1)
+
+
+def _mla(layer: LayerShape) -> Any:
+    return layer.mla
+
+
+def _topk(layer: LayerShape) -> int:
+    return layer.indexer.topk if layer.indexer is not None else 0

@@ -1,0 +1,105 @@
+"""Attention of one layer over its pages: what its calls need, looked up once, and one step through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.errors import BatchError
+from hal.common.contract.step import StepMetadata
+from hal.common.contract.tensor_checks import Expected
+from hal.config import LayerShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedLayer:
+    """A layer's cache and group, its calls, and the shapes of a token's tensors on this rank; k_shape None: it owns no KV.
+
+    options: what every paged_attention call of the layer says. paged: that call, by phase.
+    """
+
+    layer: LayerShape
+    kernels: Any
+    cache: KVCache
+    group: int
+    dtype: torch.dtype
+    device: torch.device
+    q_shape: tuple[int, int]
+    out_shape: tuple[int, int]
+    k_shape: tuple[int, ...] | None
+    v_shape: tuple[int, ...]
+    options: Mapping[str, Any]
+    write_cache: Any
+    paged: Mapping[str, Any]
+
+    def check(
+        self,
+        num_tokens: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        sink: torch.Tensor | None,
+        out: torch.Tensor | None,
+    ) -> None:
+        """Nothing, or BatchError for a tensor that is missing or not wanted, LayoutError for one of another shape or type."""
+        if sink is None and out is None and not self.layer.sink and self._fit(num_tokens, q, k, v):
+            return
+        layer_id = self.layer.layer_id
+        expected = Expected(layer_id=layer_id, tokens=num_tokens, dtype=self.dtype, device=self.device)
+        expected.check_activations(q=(q, self.q_shape))
+        expected.check_sink(self.layer, sink, self.q_shape[0])
+        expected.check_out(out, self.out_shape)
+        if self.k_shape is None:
+            if k is not None or v is not None:
+                raise BatchError(f"layer {layer_id} reads the KV of layer {self.layer.kv_source}; k and v must be None")
+        elif k is None or v is None:
+            raise BatchError(f"layer {layer_id} keeps its own KV, so it needs both k and v")
+        else:
+            expected.check_activations(k=(k, self.k_shape), v=(v, self.v_shape))
+
+    def _fit(self, num_tokens: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None) -> bool:
+        """Whether all three are plainly right: asked first, since every layer of every step asks."""
+        dtype, device = self.dtype, self.device
+        if not all(each is None or isinstance(each, torch.Tensor) for each in (k, v)) or not isinstance(q, torch.Tensor):
+            return False
+        if q.dtype is not dtype or q.device != device or q.shape != (num_tokens, *self.q_shape):
+            return False
+        if k is None or v is None or self.k_shape is None:
+            return k is None and v is None and self.k_shape is None
+        return (
+            k.dtype is dtype
+            and v.dtype is dtype
+            and k.device == device
+            and v.device == device
+            and k.shape == (num_tokens, *self.k_shape)
+            and v.shape == (num_tokens, *self.v_shape)
+        )
+
+    def attend(self, q: torch.Tensor, metadata: StepMetadata, sink: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Write out [tokens, heads, v_head_dim] of q, both in the engine's order, over what the cache holds."""
+        order = metadata.token_order
+        queries = q if order is None else q.index_select(0, order)
+        is_direct = order is None and sink is None
+        for phase in metadata.phases:
+            tokens = phase.tokens
+            is_whole = tokens.stop - tokens.start == queries.shape[0]
+            target = None
+            if is_direct:
+                target = out if is_whole else out[tokens]
+            result, lse = self.paged[phase.name](
+                queries if is_whole else queries[tokens],
+                self.cache,
+                phase.batches[self.group],
+                out=target,
+                **self.options,
+            )
+            if sink is not None:
+                result = self.kernels("apply_sink")(result, lse, sink)
+            if order is not None:
+                out.index_copy_(0, order[tokens], result)
+            elif sink is not None:
+                out[tokens] = result

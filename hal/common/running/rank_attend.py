@@ -1,0 +1,57 @@
+"""Attention over pages that DCP ranks share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hal.common.contract.call_values import KVCache
+from hal.common.contract.key_rules import key_rule
+from hal.common.contract.step import StepMetadata
+from hal.config import LayerShape
+
+from .ranks import DCPGroup
+
+
+def attend_shards(
+    layer: LayerShape,
+    kernels: Any,
+    cache: KVCache,
+    group: int,
+    q: torch.Tensor,
+    metadata: StepMetadata,
+    sink: torch.Tensor | None,
+    out: torch.Tensor,
+    ranks: DCPGroup,
+) -> None:
+    """Write out [tokens, heads, v_head_dim] of q [tokens, heads, head_dim], in the engine's order, over all ranks' keys.
+
+    Two collectives for the whole step: queries before, partial results after.
+    """
+    if not metadata.phases:
+        return
+    order, rule = metadata.token_order, key_rule(layer)
+    queries = ranks.gather_queries(q[: metadata.num_tokens] if order is None else q.index_select(0, order))
+    partial = [
+        kernels("paged_attention", phase.name)(
+            queries[phase.tokens],
+            cache,
+            phase.shards[rule][group],
+            softmax_scale=layer.softmax_scale,
+            softcap=layer.softcap,
+            need_lse=True,
+        )
+        for phase in metadata.phases
+    ]
+    result, lse = ranks.merge_states(kernels, *(_join(each) for each in zip(*partial, strict=True)))
+    if sink is not None:
+        result = kernels("apply_sink")(result, lse, sink)
+    if order is None:
+        out[: metadata.num_tokens] = result
+    else:
+        out.index_copy_(0, order, result.to(out.dtype))
+
+
+def _join(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
