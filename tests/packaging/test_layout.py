@@ -69,6 +69,6 @@ def test_no_tracked_file_names_a_machine_path() -> None:
     assert found == []
 
 
-def test_readme_shows_the_example_as_it_is() -> None:
+def test_the_page_for_engines_shows_the_example_as_it_is() -> None:
     _, _, code = (ROOT / "examples" / "serve_one_batch.py").read_text().partition('"""\n\n')
-    assert f"```python\n{code}```" in (ROOT / "README.md").read_text()
+    assert f"```python\n{code}```" in (ROOT / "docs" / "engine.md").read_text()

@@ -14,7 +14,7 @@ import hal
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "examples" / "engine.py"
-README = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/engine.md")}
 PROGRAMS = {
     "misspelt": ("import hal\n\nhal.Plna\n", 'Module has no attribute "Plna"'),
     "misspelt_import": ("from hal import Plna\n", 'Module "hal" has no attribute "Plna"'),
@@ -32,9 +32,9 @@ SOUND = {
         "import torch\n\nimport hal\n\n\ndef merge(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:\n"
         "    return hal.ops.merge_states(a, b, a, b)[0]\n"
     ),
-    "engine": ENGINE.read_text(encoding="utf-8"),
-    # Whole models bring transformers, which takes a checker minutes.
-    **{f"readme_{number}": code for number, code in enumerate(README) if "hal.models" not in code},
+    "whole_engine": ENGINE.read_text(encoding="utf-8"),
+    # Pages about whole models are left out: transformers takes a checker minutes.
+    **{Path(name).stem.lower(): "\n".join(re.findall(r"```python\n(.*?)```", text, re.S)) for name, text in PAGES.items()},
 }
 
 

@@ -205,8 +205,9 @@ def test_hardware_waits_for_a_variable_and_for_runners_that_are_named() -> None:
     assert "fromJSON(needs.cells.outputs.matrix).hosted" in text
 
 
-def test_the_readme_calls_the_workflow_as_it_is() -> None:
-    calls = [re.search(r"jobs:\n(?:#?.*\n){4}", path.read_text())[0] for path in (ROOT / "README.md", WORKFLOWS / "hardware.yml")]
+def test_the_docs_call_the_workflow_as_it_is() -> None:
+    pages = (ROOT / "docs" / "explain.md", WORKFLOWS / "hardware.yml")
+    calls = [re.search(r"jobs:\n(?:#?.*\n){4}", path.read_text())[0] for path in pages]
     first, second = (re.sub(r"^#?\s*", "", call, flags=re.M).split("\n")[:5] for call in calls)
     assert first == second
 

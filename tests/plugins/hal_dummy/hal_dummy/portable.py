@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
+from hal import BatchError, LayoutError
 from hal.backend import Backend, Capabilities
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DummyPortable(Backend):
-    """Causal attention over the `kv` layout, one request at a time."""
+    """Causal attention over the `kv` layout, one query at a time."""
 
     name: ClassVar[str] = "dummy:portable"
     platform: ClassVar[str] = "dummy"
@@ -27,6 +28,8 @@ class DummyPortable(Backend):
 
     def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
         """Parts at slots; slot -1 writes nothing."""
+        if any(len(part) != len(slots) for part in parts):
+            raise BatchError(f"{len(slots)} slots for {[len(part) for part in parts]} tokens; expected a slot for each token")
         kept = slots >= 0
         page, offset = slots[kept] // cache.block_size, slots[kept] % cache.block_size
         cache.storage[page, offset] = cache.layout.pack([part[kept] for part in parts])
@@ -54,36 +57,38 @@ class DummyPortable(Backend):
         """out [tokens, heads, v_head_dim] and lse [tokens, heads]; selection keeps masks other than causal away."""
         import torch
 
-        width = cache.layout.parts[1][1]
+        (*_, key_width), (*_, width) = cache.layout.parts
+        if q.shape[-1] != key_width:
+            raise LayoutError(f"queries are {q.shape[-1]} wide; expected {key_width}, as the keys are")
+        if out is not None and not out.is_contiguous():
+            raise LayoutError(f"out has strides {out.stride()}; expected a dense tensor")
         result = torch.zeros(*q.shape[:2], width, dtype=q.dtype) if out is None else out.zero_()
         lse = torch.full(q.shape[:2], -math.inf)
         starts = batch.query_start_loc.tolist()
         for request, length in enumerate(batch.seq_lens.tolist()):
-            start, stop = starts[request], starts[request + 1]
-            if start == stop or not length:
-                continue
-            table = batch.block_table[request]
-            positions = torch.arange(length)
-            rows = table[positions // cache.block_size] * cache.page_stride + positions % cache.block_size
-            k, v = (part.float() for part in self.gather_cache(cache, rows))
-            group = q.shape[1] // k.shape[1]
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            scores = torch.einsum("qhd,khd->qhk", q[start:stop].float(), k) * softmax_scale
-            last = torch.arange(length - (stop - start), length)
-            scores = scores.masked_fill(positions > last[:, None, None], -math.inf)
-            lse[start:stop] = scores.logsumexp(-1)
-            result[start:stop] = torch.einsum("qhk,khd->qhd", scores.softmax(-1), v).to(result.dtype)
+            for token in range(starts[request], starts[request + 1]):
+                positions = torch.arange(length - (starts[request + 1] - token) + 1)
+                if not len(positions):
+                    continue
+                pages = batch.block_table[request, positions // cache.block_size]
+                k, v = self.gather_cache(cache, pages * cache.page_stride + positions % cache.block_size)
+                group = q.shape[1] // k.shape[1]
+                k, v = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
+                scores = torch.einsum("hd,khd->hk", q[token].float(), k) * softmax_scale
+                lse[token] = scores.logsumexp(-1)
+                result[token] = torch.einsum("hk,khd->hd", scores.softmax(-1), v)
         return result, lse if need_lse else None
 
     def merge_states(
         self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The result over both key sets; a side with lse -inf adds nothing."""
+        """The result over both key sets; a side whose lse is no number adds nothing."""
         import torch
 
+        lse_a, lse_b = (torch.where(lse.isfinite(), lse, -math.inf) for lse in (lse_a, lse_b))
         lse = torch.logaddexp(lse_a, lse_b)
-        parts = [
-            torch.where(side > -math.inf, (side - lse).exp(), 0.0)[..., None] * torch.nan_to_num(out.float())
+        sides = [
+            torch.where(side[..., None] > -math.inf, (side - lse).exp()[..., None] * out.float(), 0.0)
             for out, side in ((out_a, lse_a), (out_b, lse_b))
         ]
-        return (parts[0] + parts[1]).to(out_a.dtype), lse
+        return (sides[0] + sides[1]).to(out_a.dtype), lse
