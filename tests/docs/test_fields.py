@@ -14,9 +14,9 @@ from typer.main import get_command
 import hal
 from hal.backend import Arch, Backend, Capabilities, Platform
 from hal.cli.app import app
-from hal.common.backend import CALLS as KERNEL_CALLS
-from hal.common.environment import VARIABLES
-from hal.common.registry import backends, platforms
+from hal.common.backends.registry import backends, platforms
+from hal.common.contract.backend import CALLS as KERNEL_CALLS
+from hal.common.contract.environment import VARIABLES
 from hal.common.triton.tiles import CALLS, Candidate, Machine
 
 from .pages import BLOCKS, PAGES, ROOT

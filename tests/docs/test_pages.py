@@ -84,3 +84,10 @@ def test_extras_that_pages_install_are_those_of_the_project() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in PAGES.values())
     named = {extra for group in re.findall(r"(?:hal-attention|\.)\[([\w,-]+)\]", text) for extra in group.split(",")}
     assert {"torch", "models"} <= named <= set(PROJECT["optional-dependencies"])
+
+
+def test_a_word_of_the_glossary_has_one_meaning() -> None:
+    rows = [line.split("|")[1].strip() for line in PAGES["docs/glossary.md"].read_text().splitlines() if line.startswith("| ")]
+    words = [word for row in rows if row != "word" for word in row.split(", ")]
+    assert len(words) > 50
+    assert sorted(set(words)) == sorted(words)
