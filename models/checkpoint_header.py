@@ -190,7 +190,7 @@ def _are_sizes(values: Iterable[object]) -> bool:
 
 
 def _check_places(file: Path, places: list[tuple[int, int, str]], num_bytes: int) -> None:
-    """Nothing, or CheckpointError where tensors overlap, leave a gap, or end before or behind the file."""
+    """Raise CheckpointError where tensors overlap, leave a gap, or end before or behind the file."""
     places.sort()
     if places and places[0][0] != 0:
         raise _damaged(file, f"nothing lies in the {places[0][0]:,} bytes before {places[0][2]!r}")

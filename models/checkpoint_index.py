@@ -189,7 +189,7 @@ def _check_no_rival(folder: Path, shards: Sequence[Path]) -> None:
 
 
 def _check_numbers(folder: Path, files: Sequence[Path]) -> None:
-    """Nothing, or CheckpointError where a file calls itself one of several and the others are not all there."""
+    """Raise CheckpointError where a file calls itself one of several and the others are not all there."""
     sets: dict[tuple[str, int], set[int]] = defaultdict(set)
     for file in files:
         match = _NUMBERED.fullmatch(file.name)

@@ -69,7 +69,7 @@ EXPECTED: dict[str, Callable[[LayerShape], Any]] = {
 
 
 def check_first_call(layer: LayerShape, module: torch.nn.Module, call: AttentionCall) -> None:
-    """Nothing, or UnsupportedModelError; the parts of a call that cannot change from step to step, so checked once."""
+    """Raise UnsupportedModelError; the parts of a call that cannot change from step to step, so checked once."""
     sink = check_call(layer, module, call)
     if (sink is not None) != layer.sink:
         _refuse(layer, module, "s_aux", sink, "a sink per head" if layer.sink else "no sink")

@@ -118,7 +118,7 @@ class _Tapped:
         )
 
     def _check(self, arguments: dict[str, Any]) -> None:
-        """Nothing, or UnsupportedModelError where two groups of random tokens are compressed to something else than hal's."""
+        """Raise UnsupportedModelError where two groups of random tokens are compressed to something else than hal's."""
         tokens = 2 * (self.layer.compress_ratio or 1)
         source = torch.Generator().manual_seed(0)
         positions = torch.arange(tokens, device=arguments["position_ids"].device)[None]

@@ -120,7 +120,7 @@ def enable_generate_batch(module: PreTrainedModel, *, backend: str | None = None
 
 
 def _check_layer(module: PreTrainedModel, layer: LayerShape) -> None:
-    """Nothing, or UnsupportedModelError for a layer that transformers' paged cache or one varlen call cannot hold."""
+    """Raise UnsupportedModelError for a layer that transformers' paged cache or one varlen call cannot hold."""
     reasons = {
         f"it is of kind {layer.kind}, and that cache holds keys and values per head": layer.kind != "attention",
         f"its keys are {layer.head_dim} wide and its values {layer.v_head_dim}": layer.head_dim != layer.v_head_dim,

@@ -40,7 +40,7 @@ def draw_far_samples(near: Sample, max_model_len: int) -> tuple[Sample, Sample]:
 
 
 def check_positions(module: PreTrainedModel, plain: ProbeRun, cached: ProbeRun, max_model_len: int) -> None:
-    """Nothing, or UnsupportedModelError where the claimed length of the cache changed what a layer attends with."""
+    """Raise UnsupportedModelError where the claimed length of the cache changed what a layer attends with."""
     found = furthest_apart(module, plain, cached)
     if found is not None:
         raise UnsupportedModelError(

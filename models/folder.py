@@ -17,7 +17,7 @@ OTHER_RELEASES = {
 
 
 def check_folder(folder: Path) -> None:
-    """Nothing, or CheckpointError that says what the path is instead of a folder with a config.json."""
+    """Raise CheckpointError that says what the path is instead of a folder with a config.json."""
     if not folder.is_dir():
         what = "is a file, and is not a folder" if folder.is_file() else "is not a folder"
         raise CheckpointError(f"{folder} {what}; give the folder that holds config.json and the .safetensors files")

@@ -117,7 +117,7 @@ def tap_indexer(indexer: torch.nn.Module, layer: LayerShape, shape: IndexerShape
 
 
 def check_topk(indexer: torch.nn.Module, layer: LayerShape, shape: IndexerShape) -> None:
-    """Nothing, or UnsupportedModelError if the indexer holds another top-k than the config gave."""
+    """Raise UnsupportedModelError if the indexer holds another top-k than the config gave."""
     held = getattr(indexer, "index_topk", shape.topk)
     if held != shape.topk:
         raise UnsupportedModelError(

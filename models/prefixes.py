@@ -97,7 +97,7 @@ def _choose(left: Mapping[str, StoredTensor], resolver: KeyResolver, filled: Abs
 
 
 def _check_agree(first: Reading, second: Reading) -> None:
-    """Nothing, or CheckpointError where two readings that fit equally well are not the same one said in two ways."""
+    """Raise CheckpointError where two readings that fit equally well are not the same one said in two ways."""
     for key, place in first.placed.items():
         other = second.placed.get(key)
         if other is not None and other.target != place.target:

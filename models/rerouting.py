@@ -46,7 +46,7 @@ def layer_index(child: torch.nn.Module) -> int | None:
 
 
 def check_routes(module: PreTrainedModel) -> None:
-    """Nothing, or UnsupportedModelError where a class that does not declare the interface attends in no known way."""
+    """Raise UnsupportedModelError where a class that does not declare the interface attends in no known way."""
     if module._supports_attention_backend:
         return
     children = [child for child in find_decoder(module).modules() if layer_index(child) is not None]
@@ -169,7 +169,7 @@ def _drop_causal(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _check_method(child: Any, layer: LayerShape) -> None:
-    """Nothing, or UnsupportedModelError where _attn on a causal mask is not the softmax that the layer's shape describes."""
+    """Raise UnsupportedModelError where _attn on a causal mask is not the softmax that the layer's shape describes."""
     count = 8 if layer.window is None else layer.window + 8
     count = min(count, getattr(child, "max_positions", count))
     parameter = next(child.parameters(), torch.empty(0))

@@ -27,7 +27,7 @@ def read_module(module: PreTrainedModel) -> ModelShape:
 
 
 def check_supported(module: PreTrainedModel, shape: ModelShape) -> None:
-    """Nothing, or UnsupportedModelError that names the module or layer and why it cannot run on hal attention."""
+    """Raise UnsupportedModelError that names the module or layer and why it cannot run on hal attention."""
     name = type(module).__name__
     for layer in shape.layers:
         reason = _why_not(layer)
@@ -59,7 +59,7 @@ def _why_not(layer: LayerShape) -> str:
 
 
 def check_rope(module: torch.nn.Module, limits: Limits) -> None:
-    """Nothing, or UnsupportedModelError where one long request of a step would change the positions of its neighbours."""
+    """Raise UnsupportedModelError where one long request of a step would change the positions of its neighbours."""
     for child in module.modules():
         kinds = getattr(child, "rope_type", None)
         for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:

@@ -117,7 +117,7 @@ class Difference:
 
 
 def check_tokenwise(module: PreTrainedModel, in_order: ProbeRun, turned: ProbeRun) -> None:
-    """Nothing, or UnsupportedModelError where a token's row changed although its position and the attention's answer did not."""
+    """Raise UnsupportedModelError where a token's row changed although its position and the attention's answer did not."""
     found = furthest_apart(module, in_order, turned, shift=1)
     if found is not None:
         raise UnsupportedModelError(

@@ -61,7 +61,7 @@ def checked(make: Callable[..., T], value: object) -> T:
 
 
 def check_backend_name(name: str | None) -> None:
-    """Nothing, or InputError where the pinned backend (the option, else HAL_BACKEND) is not registered."""
+    """Raise InputError where the pinned backend (the option, else HAL_BACKEND) is not registered."""
     pinned = name or read_variable("HAL_BACKEND")
     if pinned is None:
         return

@@ -86,7 +86,7 @@ def explain(question: Question) -> Explanation:
 
 
 def _check_numbers(question: Question) -> None:
-    """Nothing, or InputError for a number that cannot be meant; what is too small is for Limits and Parallel to say."""
+    """Raise InputError for a number that cannot be meant; what is too small is for Limits and Parallel to say."""
     memory = question.memory_gb
     if memory is not None and not (isfinite(memory) and 0 < memory <= MOST["memory"]):
         raise InputError(f"--memory is {memory:g}; expected a positive number of GB, at most {MOST['memory']:,}")

@@ -66,7 +66,7 @@ def run_generate(prompt: Prompt) -> int:
 
 
 def _check_sampling(prompt: Prompt) -> None:
-    """Nothing, or InputError; said here because hal.models, which checks too, is only imported once weights are wanted."""
+    """Raise InputError; said here because hal.models, which checks too, is only imported once weights are wanted."""
     if not 0.0 <= prompt.temperature <= MOST_TEMPERATURE:
         raise InputError(f"--temperature is {prompt.temperature:g}; expected 0 (the likeliest token) to {MOST_TEMPERATURE:g}")
     if not 0.0 < prompt.top_p <= 1.0:

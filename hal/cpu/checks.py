@@ -13,14 +13,14 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def check_floats(name: str, tensor: torch.Tensor, dims: int) -> None:
-    """Nothing, or LayoutError for what is no tensor of floats of so many dimensions on the CPU."""
+    """Raise LayoutError for what is no tensor of floats of so many dimensions on the CPU."""
     if isinstance(tensor, torch.Tensor) and tensor.dim() == dims and tensor.is_floating_point() and tensor.device.type == "cpu":
         return
     raise LayoutError(f"{name} is {_describe(tensor)}; expected floats of {dims} dimensions on cpu")
 
 
 def check_integers(name: str, tensor: torch.Tensor, dims: int, dtypes: Sequence[torch.dtype] = _INTEGERS) -> None:
-    """Nothing, or BatchError for what is no tensor of these whole numbers of so many dimensions on the CPU."""
+    """Raise BatchError for what is no tensor of these whole numbers of so many dimensions on the CPU."""
     if isinstance(tensor, torch.Tensor) and tensor.dim() == dims and tensor.dtype in dtypes and tensor.device.type == "cpu":
         return
     wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -28,14 +28,14 @@ def check_integers(name: str, tensor: torch.Tensor, dims: int, dtypes: Sequence[
 
 
 def check_counts(what: str, **counts: int) -> None:
-    """Nothing, or BatchError where the counts of the same thing differ."""
+    """Raise BatchError where the counts of the same thing differ."""
     if len(set(counts.values())) > 1:
         given = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise BatchError(f"{what} differ: {given}; they must be as many")
 
 
 def check_batch(batch: PagedBatch) -> None:
-    """Nothing, or BatchError where starts, lengths and table are not of the same requests.
+    """Raise BatchError where starts, lengths and table are not of the same requests.
 
     What they hold is the device's to find out, so it is not looked at: a step with impossible lengths is served, not refused.
     """
@@ -47,21 +47,21 @@ def check_batch(batch: PagedBatch) -> None:
 
 
 def check_starts(name: str, starts: torch.Tensor, requests: int) -> None:
-    """Nothing, or BatchError where these are not the starts of so many requests and the end of the last."""
+    """Raise BatchError where these are not the starts of so many requests and the end of the last."""
     check_integers(name, starts, 1)
     if starts.shape[0] != requests + 1:
         raise BatchError(f"{name} has {starts.shape[0]} entries; {requests} requests need {requests + 1}")
 
 
 def check_mask(window: int | None, chunk: int | None) -> None:
-    """Nothing, or InputError for a window or chunk that leaves no key."""
+    """Raise InputError for a window or chunk that leaves no key."""
     for name, value in (("window", window), ("chunk", chunk)):
         if value is not None and value < 1:
             raise InputError(f"{name} is {value}; expected at least 1, or None for none")
 
 
 def check_softcap(softcap: float | None) -> None:
-    """Nothing, or InputError for a cap that is not above 0."""
+    """Raise InputError for a cap that is not above 0."""
     if softcap is not None and not softcap > 0:
         raise InputError(f"softcap is {softcap}; expected a number above 0, or None for none")
 

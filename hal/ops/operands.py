@@ -23,7 +23,7 @@ FLAT, MATRIX, CUBE = (ANY,), (ANY, ANY), (ANY, ANY, ANY)
 
 
 def check_operands(call: str, *operands: Operand) -> None:
-    """Nothing, or LayoutError for a tensor of another type or shape, or on another device than the first.
+    """Raise LayoutError for a tensor of another type or shape, or on another device than the first.
 
     While a graph is traced, sizes may be symbols; those are left to the run, so that a check adds no guard.
     """
@@ -54,14 +54,14 @@ def given(**tensors: torch.Tensor | None) -> tuple[Operand, ...]:
 
 
 def check_counts(call: str, least: int, **counts: int) -> None:
-    """Nothing, or LayoutError for a number below the least it may be."""
+    """Raise LayoutError for a number below the least it may be."""
     for name, count in counts.items():
         if type(count) is int and count < least:
             raise LayoutError(f"hal.ops.{call}: {name} is {count}; expected at least {least}")
 
 
 def check_masking(call: str, window: int | None, chunk: int | None, softcap: float | None) -> None:
-    """Nothing, or LayoutError for a mask that would hide every key, or a softcap that is no bound."""
+    """Raise LayoutError for a mask that would hide every key, or a softcap that is no bound."""
     if window is not None:
         check_counts(call, 1, window=window)
     if chunk is not None:
@@ -71,7 +71,7 @@ def check_masking(call: str, window: int | None, chunk: int | None, softcap: flo
 
 
 def check_out(call: str, q: torch.Tensor, out: torch.Tensor) -> None:
-    """Nothing, or LayoutError for an out on another device than q or whose elements share places; the call looks at the rest."""
+    """Raise LayoutError for an out on another device than q or whose elements share places; the call looks at the rest."""
     check_operands(call, ("q", q, None, None), ("out", out, None, None))
     strides = out.stride()
     # Symbols of a trace are left to the run.

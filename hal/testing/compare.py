@@ -16,13 +16,13 @@ class ConformanceError(BackendError, AssertionError):
 
 
 def expect(holds: bool, message: str) -> None:
-    """Nothing, or ConformanceError with the message."""
+    """Raise ConformanceError, with the message, unless it holds."""
     if not holds:
         raise ConformanceError(message)
 
 
 def expect_close(actual: torch.Tensor, expected: torch.Tensor, dtype: object, what: str, roundings: int = 1) -> None:
-    """Nothing, or ConformanceError naming the worst element; infinities must match and NaN is never right.
+    """Raise ConformanceError, naming the worst element, unless all are close; infinities must match and NaN is never right.
 
     roundings: how often a value is rounded to the dtype one after the other, as results that were merged from results are.
     """
@@ -42,7 +42,7 @@ def expect_close(actual: torch.Tensor, expected: torch.Tensor, dtype: object, wh
 
 
 def expect_identical(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """Nothing, or ConformanceError: same dtype, shape and bits, NaN included."""
+    """Raise ConformanceError unless dtype, shape and bits are the same, NaN included."""
     actual, expected = actual.detach().cpu(), expected.detach().cpu()
     expect(actual.dtype == expected.dtype, f"{what} is {actual.dtype}; expected {expected.dtype}")
     expect(actual.shape == expected.shape, f"{what} has shape {list(actual.shape)}; expected {list(expected.shape)}")
@@ -56,12 +56,12 @@ def expect_identical(actual: torch.Tensor, expected: torch.Tensor, what: str) ->
 
 
 def expect_dtype(actual: torch.Tensor, dtype: torch.dtype, what: str) -> None:
-    """Nothing, or ConformanceError with both dtypes."""
+    """Raise ConformanceError, with both, unless the dtype is this one."""
     expect(actual.dtype == dtype, f"{what} is {actual.dtype}; expected {dtype}")
 
 
 def expect_wide(actual: torch.Tensor, dtype: object, what: str) -> None:
-    """Nothing, or ConformanceError where the tensor is not fp32; float64 inputs may keep float64."""
+    """Raise ConformanceError where the tensor is not fp32; float64 inputs may keep float64."""
     expect(
         actual.dtype in (torch.float32, *([torch.float64] if _name(dtype) == "float64" else [])),
         f"{what} is {actual.dtype}; expected torch.float32",
@@ -73,7 +73,7 @@ def _name(dtype: object) -> str:
 
 
 def expect_error(kinds: tuple[type[Exception], ...], what: str, action: Callable[[], object]) -> None:
-    """Nothing, or ConformanceError where the action returns or raises anything but one of the kinds."""
+    """Raise ConformanceError where the action returns or raises anything but one of the kinds."""
     names = " or ".join(kind.__name__ for kind in kinds)
     try:
         action()

@@ -319,7 +319,7 @@ def required_calls(capabilities: Capabilities) -> tuple[str, ...]:
 
 
 def check_backend(cls: type[Backend]) -> None:
-    """Nothing, or BackendError naming what the class lacks."""
+    """Raise BackendError, naming it, where the class lacks something."""
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendError(f"{cls!r} is not a subclass of hal.common.contract.backend.Backend")
     for value in (cls.name, cls.platform):

@@ -45,7 +45,7 @@ class PagedBatch:
 
 
 def refuse_key_ranges(batch: PagedBatch, call: str) -> None:
-    """Nothing, or BackendError where a batch has key ranges: for calls that would take no notice of them."""
+    """Raise BackendError where a batch has key ranges: for calls that would take no notice of them."""
     if batch.key_starts is not None or batch.key_stops is not None:
         raise BackendError(f"{call} takes no key ranges here (key_ranges is not declared); their queries would see other keys")
 

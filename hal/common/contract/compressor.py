@@ -33,7 +33,7 @@ class Compressor:
     def check(
         self, name: str, num_tokens: int, ratio: int, groups: int, width: int, rope: int | None, device: torch.device
     ) -> None:
-        """Nothing, or LayoutError for a field of another shape or device or no floating type; rope None: any even rotation."""
+        """Raise LayoutError for a field of another shape or device or no floating type; rope None: any even rotation."""
         import torch
 
         if (self.cos is None) != (self.sin is None):

@@ -79,7 +79,7 @@ def shares_places(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def refuse_shared(out: torch.Tensor | None, **inputs: torch.Tensor) -> None:
-    """Nothing, or LayoutError where an out has elements that share places, with each other or with an input's."""
+    """Raise LayoutError where an out has elements that share places, with each other or with an input's."""
     if out is None or not out.numel():
         return
     if not out.is_contiguous() and shares_places(out.shape, out.stride()):

@@ -104,7 +104,7 @@ def make_device_batch(
 def _check_host_lengths(
     sizes: Mapping[str, int], query_lens: tuple[int, ...] | None, seq_lens_upper: tuple[int, ...] | None
 ) -> None:
-    """Nothing, or BatchError where what the host says of the lengths does not add up."""
+    """Raise BatchError where what the host says of the lengths does not add up."""
     for name, value in sizes.items():
         if value < 0:
             raise BatchError(f"{name} is {value}; expected at least 0")

@@ -42,7 +42,7 @@ def without_gradients(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse_gradients(*operands: Any) -> None:
-    """Nothing, or BackendError where autograd would record a call with these operands: no kernel has a backward."""
+    """Raise BackendError where autograd would record a call with these operands: no kernel has a backward."""
     if torch.is_grad_enabled() and needs_gradient(operands):
         raise BackendError(
             "an input requires a gradient and hal's calls have no backward; call them under torch.inference_mode() or "

@@ -34,18 +34,18 @@ class Limits:
 
 
 def check_kind(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
-    """Nothing, or InputError with the name, the value and the words for what is expected."""
+    """Raise InputError, with the name and the value, unless the value is what the words expect."""
     if not isinstance(value, kind):
         raise InputError(f"{name} is {value!r}; expected {expected}")
 
 
 def check_whole(name: str, value: object, expected: str) -> None:
-    """Nothing, or InputError for what is no whole number; a bool is none."""
+    """Raise InputError for what is no whole number; a bool is none."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InputError(f"{name} is {value!r}; expected {expected}")
 
 
 def check_positive_int(name: str, value: object) -> None:
-    """Nothing, or ValueError with the name and the value; a bool is not a count."""
+    """Raise InputError, with the name and the value, unless it is a whole number above 0; a bool is none."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(f"{name} is {value!r}; expected a whole number of at least 1")

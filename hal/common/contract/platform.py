@@ -40,7 +40,7 @@ class Platform:
 
 
 def check_platform(platform: object) -> None:
-    """Nothing, or BackendError naming what a declaration lacks."""
+    """Raise BackendError, naming it, where a declaration lacks something."""
     if not isinstance(platform, Platform):
         raise BackendError(f"{platform!r} is not a hal.Platform")
     for name in ("name", "package", "probe_path", "torch_type"):
@@ -52,7 +52,7 @@ def check_platform(platform: object) -> None:
 
 
 def check_archs(platform: Platform) -> None:
-    """Nothing, or BackendError, chained, where a platform's table cannot be read."""
+    """Raise BackendError, chained, where a platform's table cannot be read."""
     try:
         if not platform.archs():
             raise BackendError("it has none")

@@ -22,19 +22,19 @@ class Expected:
     device: torch.device
 
     def check_activations(self, **tensors: tuple[torch.Tensor, tuple[int, ...]]) -> None:
-        """Nothing, or LayoutError for a tensor that is not [tokens, *shape] in the plan's type."""
+        """Raise LayoutError for a tensor that is not [tokens, *shape] in the plan's type."""
         self._check(tensors, self.dtype)
 
     def check_floats(self, **tensors: tuple[torch.Tensor, tuple[int, ...]]) -> None:
-        """Nothing, or LayoutError for a tensor that is not [tokens, *shape] of some floating type."""
+        """Raise LayoutError for a tensor that is not [tokens, *shape] of some floating type."""
         self._check(tensors, None)
 
     def check_choice(self, topk: torch.Tensor, width: int) -> None:
-        """Nothing, or LayoutError for a choice that is not int32 [tokens, width]."""
+        """Raise LayoutError for a choice that is not int32 [tokens, width]."""
         self._check({"topk": (topk, (width,))}, torch.int32)
 
     def check_sink(self, layer: LayerShape, sink: torch.Tensor | None, heads: int) -> None:
-        """Nothing, or BatchError where a sink is missing or not wanted, LayoutError where it has another shape."""
+        """Raise BatchError where a sink is missing or not wanted, LayoutError where it has another shape."""
         if sink is None:
             if layer.sink:
                 raise BatchError(f"layer {self.layer_id} has attention sinks; pass sink, float [{heads}]")
@@ -44,7 +44,7 @@ class Expected:
         self._check({"sink": (sink, (heads,))}, None, ())
 
     def check_out(self, out: torch.Tensor | None, shape: tuple[int, ...]) -> None:
-        """Nothing, or LayoutError for a given out of another shape, type or device."""
+        """Raise LayoutError for a given out of another shape, type or device."""
         if out is None:
             return
         self._check({"out": (out, shape)}, self.dtype)

@@ -58,7 +58,7 @@ def list_parts(
 
 
 def check_entry_sources(shape: ModelShape) -> None:
-    """Nothing, or InputError where a layer reads entries that no earlier layer makes at its ratio."""
+    """Raise InputError where a layer reads entries that no earlier layer makes at its ratio."""
     for layer in shape.layers:
         if not layer.compress_ratio or layer.owns_entries:
             continue

@@ -105,7 +105,7 @@ def plan(
 
 
 def _check_types(shape: object, limits: object, parallel: object, software: object, kv_layout: object, backend: object) -> None:
-    """Nothing, or InputError for what cannot be meant: above all a config in the place of what is read from it."""
+    """Raise InputError for what cannot be meant: above all a config in the place of what is read from it."""
     if not isinstance(shape, ModelShape):
         raise InputError(f"shape is a {type(shape).__name__}; expected the ModelShape that hal.config.read_shape(source) gives")
     for name, value, expected in (

@@ -100,7 +100,7 @@ class TopkState:
         return _kind(layer) in self._explicit
 
     def check(self, layer: LayerShape, metadata: StepMetadata) -> None:
-        """Nothing, or BatchError where no layer has chosen in this step yet."""
+        """Raise BatchError where no layer has chosen in this step yet."""
         if self._steps.get(_kind(layer)) != metadata.step_id:
             raise BatchError(f"layer {layer.layer_id} shares an indexer and no layer before it has chosen keys in this step")
 

@@ -33,7 +33,7 @@ class CompressedCall:
 
 
 def check_compressed(layer: LayerShape, compressor: Compressor | None, index: IndexInputs | None, expected: Expected) -> None:
-    """Nothing, or BatchError where the compressor or the index inputs are missing or not wanted, LayoutError for their shapes."""
+    """Raise BatchError where the compressor or the index inputs are missing or not wanted, LayoutError for their shapes."""
     if layer.owns_entries and compressor is None:
         raise BatchError(f"layer {layer.layer_id} makes an entry per {layer.compress_ratio} tokens, so it needs a compressor")
     if not layer.owns_entries and compressor is not None:

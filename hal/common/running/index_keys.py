@@ -18,7 +18,7 @@ Find = Callable[[tuple[int, str]], tuple[KVCache, int]]
 
 
 def check_index(layer: LayerShape, indexer: IndexerShape, kernels: Any, index: IndexInputs, expected: Expected) -> None:
-    """Nothing, or LayoutError for inputs of another shape or type, BatchError for a compressor where keys are not shared."""
+    """Raise LayoutError for inputs of another shape or type, BatchError for a compressor where keys are not shared."""
     if not isinstance(index, IndexInputs):
         raise BatchError(f"layer {layer.layer_id}: index is a {type(index).__name__}; expected hal.IndexInputs(q, k, weights)")
     heads, width = indexer.num_heads, indexer.head_dim

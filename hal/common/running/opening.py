@@ -95,7 +95,7 @@ def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], group: Any) ->
 
 
 def _check_apart(storages: Mapping[CacheKey, tuple[int, torch.Tensor]]) -> None:
-    """Nothing, or LayoutError where two caches of a group begin in one place: under one table each overwrites the other.
+    """Raise LayoutError where two caches of a group begin in one place: under one table each overwrites the other.
 
     Caches of different groups may: an engine can give every page to one group at a time.
     """

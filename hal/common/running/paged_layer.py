@@ -45,7 +45,7 @@ class PagedLayer:
         sink: torch.Tensor | None,
         out: torch.Tensor | None,
     ) -> None:
-        """Nothing, or BatchError for a tensor that is missing or not wanted, LayoutError for one of another shape or type."""
+        """Raise BatchError for a tensor that is missing or not wanted, LayoutError for one of another shape or type."""
         if sink is None and out is None and not self.layer.sink and self._fit(num_tokens, q, k, v):
             return
         layer_id = self.layer.layer_id

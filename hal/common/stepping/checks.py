@@ -42,7 +42,7 @@ def check_writes(step: HostStep, placement: Placement, rules: TableRules) -> Non
 
 
 def check_counts(num_reqs: int, num_tokens: int, limits: Limits) -> None:
-    """Nothing, or BatchError where a step has more requests or new tokens than the plan allows."""
+    """Raise BatchError where a step has more requests or new tokens than the plan allows."""
     if num_reqs > limits.max_num_seqs:
         raise BatchError(f"{num_reqs} requests in a step, the plan allows max_num_seqs = {limits.max_num_seqs}")
     if num_tokens > limits.max_num_batched_tokens:
@@ -52,7 +52,7 @@ def check_counts(num_reqs: int, num_tokens: int, limits: Limits) -> None:
 
 
 def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, device_type: str) -> None:
-    """Nothing, or BatchError where what the host can see breaks a limit of the plan."""
+    """Raise BatchError where what the host can see breaks a limit of the plan."""
     requests, tokens, longest = batch.num_reqs, batch.num_tokens, batch.max_seq_len
     if requests > limits.max_num_seqs or tokens > limits.max_num_batched_tokens or longest > limits.max_model_len:
         raise BatchError(

@@ -59,7 +59,7 @@ def require_tile(machine: Machine, call: str, widths: Widths, dtype: str, rows: 
 
 
 def check_query(q: torch.Tensor, cache: KVCache) -> None:
-    """Nothing, or LayoutError: q [tokens, heads, width] in the cache's element type, as wide as its keys."""
+    """Raise LayoutError unless this holds: q [tokens, heads, width] in the cache's element type, as wide as its keys."""
     layout = cache.layout
     if layout.name not in ("kv", "latent"):
         raise LayoutError(f"paged attention reads layouts 'kv' and 'latent', not {layout.name!r}")
@@ -74,7 +74,7 @@ def check_query(q: torch.Tensor, cache: KVCache) -> None:
 
 
 def check_segments(q: torch.Tensor, segments: tuple[Segment, ...], kv_lora_rank: int) -> None:
-    """Nothing, or BatchError: at least one list, each with a row per query and cache rows as wide as q."""
+    """Raise BatchError unless this holds: at least one list, each with a row per query and cache rows as wide as q."""
     if not segments:
         raise BatchError("sparse_mla got no segment; it needs at least one list of rows, which may be empty")
     if q.dim() != 3:
@@ -94,7 +94,7 @@ def check_segments(q: torch.Tensor, segments: tuple[Segment, ...], kv_lora_rank:
 
 
 def check_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Nothing, or LayoutError: keys and values of as many tokens and heads, queries of the keys' width."""
+    """Raise LayoutError unless this holds: keys and values of as many tokens and heads, queries of the keys' width."""
     has_heads = q.dim() == k.dim() == v.dim() == 3 and k.shape[1]
     if (
         not has_heads
@@ -111,7 +111,7 @@ def check_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def refuse_selection(selected: torch.Tensor | None, first_key: torch.Tensor | None) -> None:
-    """Nothing, or BackendError: these kernels take no explicit choice of keys; sparse_mla does."""
+    """Raise BackendError unless this holds: these kernels take no explicit choice of keys; sparse_mla does."""
     if selected is not None or first_key is not None:
         raise BackendError("varlen_attention takes no choice of keys here (masked_varlen is not declared); call sparse_mla")
 

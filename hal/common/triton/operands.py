@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_floats(name: str, tensor: torch.Tensor | None, dims: int) -> None:
-    """Nothing, or LayoutError for what is no tensor of floats of so many dimensions."""
+    """Raise LayoutError for what is no tensor of floats of so many dimensions."""
     if tensor is None:
         raise LayoutError(f"{name} is None; expected floats of {dims} dimensions")
     if tensor.dim() != dims or not tensor.is_floating_point():
@@ -21,13 +21,13 @@ def check_floats(name: str, tensor: torch.Tensor | None, dims: int) -> None:
 
 
 def check_slots(slots: torch.Tensor) -> None:
-    """Nothing, or BatchError for slots that are not int64 [tokens]: pages times their size may pass 2**31."""
+    """Raise BatchError for slots that are not int64 [tokens]: pages times their size may pass 2**31."""
     if slots.dim() != 1 or slots.element_size() != 8 or slots.is_floating_point():
         raise BatchError(f"slots is {slots.dtype} {list(slots.shape)}; expected int64 of 1 dimensions")
 
 
 def check_chunk(chunk: IndexerChunk, batch: PagedBatch, tokens: int) -> None:
-    """Nothing, or BatchError for a chunk that ends past the step's tokens or requests."""
+    """Raise BatchError for a chunk that ends past the step's tokens or requests."""
     requests = batch.seq_lens.shape[0]
     if chunk.token_stop > tokens or chunk.request_stop > requests:
         raise BatchError(
@@ -37,7 +37,7 @@ def check_chunk(chunk: IndexerChunk, batch: PagedBatch, tokens: int) -> None:
 
 
 def check_choice(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int) -> None:
-    """Nothing, or LayoutError or BatchError where scores, lengths and the numbers of a choice do not go together."""
+    """Raise LayoutError or BatchError where scores, lengths and the numbers of a choice do not go together."""
     check_floats("scores", scores, 2)
     _check_tokens("scores", scores, "lengths", lengths)
     if not 0 <= k <= width:
@@ -45,7 +45,7 @@ def check_choice(scores: torch.Tensor, lengths: torch.Tensor, k: int, width: int
 
 
 def check_pools(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int) -> None:
-    """Nothing, or LayoutError or BatchError where pools do not fit in the rows, or rows and lengths are not as many."""
+    """Raise LayoutError or BatchError where pools do not fit in the rows, or rows and lengths are not as many."""
     _check_tokens("topk", topk, "lengths", lengths)
     if pool < 1 or topk.shape[1] * pool + pool - 1 > width:
         raise LayoutError(
@@ -56,7 +56,7 @@ def check_pools(topk: torch.Tensor, lengths: torch.Tensor, pool: int, width: int
 def check_rows(
     topk: torch.Tensor, req_id: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, block_size: int, page_stride: int
 ) -> None:
-    """Nothing, or BatchError where ids, requests, table and lengths are not as many, or a page holds no tokens."""
+    """Raise BatchError where ids, requests, table and lengths are not as many, or a page holds no tokens."""
     _check_tokens("topk", topk, "req_id", req_id)
     if block_table.shape[0] != seq_lens.shape[0]:
         raise BatchError(
@@ -67,7 +67,7 @@ def check_rows(
 
 
 def check_state(out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Nothing, or LayoutError for a result [tokens, heads, width] and an lse of other tokens or heads."""
+    """Raise LayoutError for a result [tokens, heads, width] and an lse of other tokens or heads."""
     check_floats("out", out, 3)
     check_floats("lse", lse, 2)
     if out.shape[:2] != lse.shape:

@@ -81,7 +81,7 @@ class VendorBackend(Backend):
         )
 
     def check_page(self, kernel: KernelFacts, cache: KVCache) -> None:
-        """Nothing, or BackendError where a kernel does not read pages of the cache's size."""
+        """Raise BackendError where a kernel does not read pages of the cache's size."""
         if not kernel.takes_block_size(cache.block_size):
             raise BackendError(
                 f"{self.name}: {kernel.target} reads pages of {describe_block_sizes(kernel)}; the cache has {cache.block_size}"

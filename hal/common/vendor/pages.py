@@ -37,7 +37,7 @@ def require_pages(batch: PagedBatch, cache: KVCache, window: int | None) -> Page
 
 
 def check_rows(segment: Segment) -> None:
-    """Nothing, or BackendError where the host can see that a list names a row among its valid ones that the cache does not have.
+    """Raise BackendError where the host can see that a list names a row among its valid ones that the cache does not have.
 
     Under HAL_DEBUG=1 other devices' lists are looked at too; else they are taken for what rows_from_topk gives.
     """

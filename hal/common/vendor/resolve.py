@@ -91,6 +91,6 @@ def _broken(name: str, error: Exception) -> BackendError:
 
 
 def check_flag(module: Any, flag: str, reason: str) -> None:
-    """Nothing, or BackendError where a module that always imports says by a flag that its kernels are not there."""
+    """Raise BackendError where a module that always imports says by a flag that its kernels are not there."""
     if not getattr(module, flag, False):
         raise BackendError(f"{module.__name__} imports, but {flag} is not true: {getattr(module, reason, 'no reason given')}")

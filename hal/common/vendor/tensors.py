@@ -54,7 +54,7 @@ def writable(out: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def check_cache(cache: KVCache) -> None:
-    """Nothing, or LayoutError for a cache whose rows do not begin at multiples of 16 bytes; it is not to be copied."""
+    """Raise LayoutError for a cache whose rows do not begin at multiples of 16 bytes; it is not to be copied."""
     storage = cache.storage
     if not is_aligned(storage):
         raise LayoutError(

@@ -13,7 +13,7 @@ Fetch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def require(holds: object, message: str) -> None:
-    """Nothing, or RuntimeError, as the vendors' own checks raise it."""
+    """Raise RuntimeError, as the vendors' own checks raise it."""
     if not holds:
         raise RuntimeError(message)
 
@@ -76,7 +76,7 @@ def read_pages(pages: torch.Tensor, table: torch.Tensor, length: int, page_size:
 
 
 def require_int32(**tensors: torch.Tensor | None) -> None:
-    """Nothing, or RuntimeError: index tensors are int32 and dense in their last dimension."""
+    """Raise RuntimeError unless this holds: index tensors are int32 and dense in their last dimension."""
     for name, tensor in tensors.items():
         if tensor is not None:
             require(tensor.dtype == torch.int32, f"{name} must have dtype int32, has {tensor.dtype}")
@@ -84,13 +84,13 @@ def require_int32(**tensors: torch.Tensor | None) -> None:
 
 
 def require_dense_heads(**tensors: torch.Tensor | None) -> None:
-    """Nothing, or RuntimeError: the head dimension has stride 1."""
+    """Raise RuntimeError unless this holds: the head dimension has stride 1."""
     for name, tensor in tensors.items():
         require(tensor is None or tensor.stride(-1) == 1, f"{name} must have contiguous last dimension")
 
 
 def require_dtype(allowed: Sequence[torch.dtype], **tensors: torch.Tensor | None) -> None:
-    """Nothing, or RuntimeError: all tensors have one dtype, which is an allowed one."""
+    """Raise RuntimeError unless this holds: all tensors have one dtype, which is an allowed one."""
     for name, tensor in tensors.items():
         require(tensor is None or tensor.dtype in allowed, f"{name} is {tensor.dtype if tensor is not None else None}")
     require(len({tensor.dtype for tensor in tensors.values() if tensor is not None}) == 1, "inputs of different dtypes")

@@ -153,7 +153,7 @@ def _vary_options(usual: PagedCase, capabilities: Capabilities) -> Iterator[Page
 
 
 def check_paged(case: PagedCase, backend: Backend) -> None:
-    """Nothing, or ConformanceError."""
+    """Raise ConformanceError."""
     generator, where, dtype = make_generator(case.id), place_of(backend), torch_dtype(case.dtype)
     cache, table = build_cache(
         on_device(case.cache_layout, backend), case.batch.seq_lens, case.block_size, generator, case.storage

@@ -58,7 +58,7 @@ def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
 
 
 def check_pools(case: PoolCase, backend: Backend) -> None:
-    """Nothing, or ConformanceError: the right set to the left, -1 after it."""
+    """Raise ConformanceError unless this holds: the right set to the left, -1 after it."""
     generator, where = make_generator(case.id), place_of(backend)
     topk = torch.full((len(case.lengths), case.columns), -1, dtype=torch.int32)
     for row, length in enumerate(case.lengths):

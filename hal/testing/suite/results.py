@@ -19,7 +19,7 @@ def check_attention(
     need_lse: bool,
     roundings: int = 1,
 ) -> None:
-    """Nothing, or ConformanceError: `call(out)` gives the expected values, in `out` where one is given.
+    """Raise ConformanceError unless this holds: `call(out)` gives the expected values, in `out` where one is given.
 
     A row without keys is 0 and -inf exactly; the LSE is fp32, natural, and returned only when asked for.
     roundings: as expect_close's.

@@ -72,7 +72,7 @@ def _specs(block_size: int, width: int, capabilities: Capabilities) -> Iterator[
 
 
 def check_rows(case: RowCase, backend: Backend) -> None:
-    """Nothing, or ConformanceError: valid rows to the left, -1 after them, and their count.
+    """Raise ConformanceError unless this holds: valid rows to the left, -1 after them, and their count.
 
     A backend that declares deterministic results keeps the order of the ids.
     """

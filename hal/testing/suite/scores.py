@@ -71,7 +71,7 @@ def _specs(layout: str, sizes: Sizes) -> Iterator[ScoreCase]:
 
 
 def check_scores(case: ScoreCase, backend: Backend) -> None:
-    """Nothing, or ConformanceError."""
+    """Raise ConformanceError."""
     generator, where = make_generator(case.id), place_of(backend)
     layout = on_device(keys_layout(case.layout, case.head_dim, case.dtype), backend)
     cache, table = build_cache(layout, case.batch.seq_lens, case.block_size, generator, case.storage)

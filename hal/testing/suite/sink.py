@@ -32,7 +32,7 @@ def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
 
 
 def check_sink(dtype: str, sink_dtype: str, tokens: int, name: str, backend: Backend) -> None:
-    """Nothing, or ConformanceError; a sink far below leaves out as it is, one far above takes all of it, an empty row stays 0.
+    """Raise ConformanceError; a sink far below leaves out as it is, one far above takes all of it, an empty row stays 0.
 
     Below and above may be as far as infinity, and an empty row may hold anything.
     """

@@ -117,7 +117,7 @@ def _specs(layout: str, capabilities: Capabilities, sizes: Sizes) -> Iterator[Sp
 
 
 def check_sparse(case: SparseCase, backend: Backend) -> None:
-    """Nothing, or ConformanceError."""
+    """Raise ConformanceError."""
     generator, where, dtype = make_generator(case.id), place_of(backend), torch_dtype(case.dtype)
     lora, tokens = case.value_width, case.batch.num_tokens
     q = random_tensor(generator, tokens, case.heads, sum(case.latent), dtype=case.dtype)

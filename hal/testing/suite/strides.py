@@ -37,7 +37,7 @@ class _Answer:
 
 
 def check_views(sample: Sample, backend: Backend) -> None:
-    """Nothing, or ConformanceError: the call with its tensors in each form does what it does with dense ones."""
+    """Raise ConformanceError unless this holds: the call with its tensors in each form does what it does with dense ones."""
     arguments = sample.make(backend)
     tensors = dict(find_tensors(arguments))
     usual = _answer(sample, arguments, backend)
@@ -155,7 +155,7 @@ def _tensors(result: object) -> tuple[torch.Tensor, ...]:
 
 
 def _expect_same(found: torch.Tensor, right: torch.Tensor, what: str) -> None:
-    """Nothing, or ConformanceError: the same numbers to a tolerance, NaN where there is NaN."""
+    """Raise ConformanceError unless this holds: the same numbers to a tolerance, NaN where there is NaN."""
     expect(found.dtype == right.dtype, f"{what} is {found.dtype}; expected {right.dtype}")
     if not found.dtype.is_floating_point or found.element_size() == 1:
         expect_identical(found, right, what)

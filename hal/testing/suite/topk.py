@@ -72,7 +72,7 @@ def _specs(k: int, width: int, deterministic: bool) -> Iterator[TopkCase]:
 
 
 def check_topk(case: TopkCase, backend: Backend) -> None:
-    """Nothing, or ConformanceError: the right set to the left, -1 after it; columns past a length are never seen."""
+    """Raise ConformanceError unless this holds: the right set to the left, -1 after it; columns past a length are never seen."""
     where = place_of(backend)
     scores = case.fill(make_generator(case.id), len(case.lengths))[:, : case.columns]
     lengths = torch.tensor(case.lengths, dtype=torch.int32)

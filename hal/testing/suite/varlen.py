@@ -95,7 +95,7 @@ def _vary_options(usual: VarlenCase, capabilities: Capabilities) -> Iterator[Var
 
 
 def check_varlen(case: VarlenCase, backend: Backend) -> None:
-    """Nothing, or ConformanceError."""
+    """Raise ConformanceError."""
     generator, where, dtype = make_generator(case.id), place_of(backend), torch_dtype(case.dtype)
     tokens, num_keys = case.batch.num_tokens, sum(case.batch.seq_lens)
     q = random_tensor(generator, tokens, case.heads, case.widths[0], dtype=case.dtype)

@@ -103,7 +103,7 @@ class RowLayout:
         return tuple(piece.unflatten(-1, part) for piece, part in zip(pieces, self.parts, strict=True))
 
     def check_parts(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Nothing, or LayoutError with the shapes that were given and the ones this layout holds."""
+        """Raise LayoutError, with both, unless the shapes are the ones this layout holds."""
         if tuple(map(tuple, shapes)) != self.parts:
             raise LayoutError(
                 f"parts of shape {[list(shape) for shape in shapes]} per token do not fit layout {self.name!r}, "
@@ -111,7 +111,7 @@ class RowLayout:
             )
 
     def check_scale(self, scale: torch.Tensor | None) -> None:
-        """Nothing, or LayoutError for scales as check_scale_form has it, and where the host sees one that is not above 0."""
+        """Raise LayoutError for scales as check_scale_form has it, and where the host sees one that is not above 0."""
         self.check_scale_form(scale)
         if scale is None:
             return
@@ -122,7 +122,7 @@ class RowLayout:
             raise LayoutError(f"the scales of layout {self.name!r} are {wrong}; expected finite numbers above 0")
 
     def check_scale_form(self, scale: torch.Tensor | None) -> None:
-        """Nothing, or LayoutError for scales that are missing, not wanted, not fp32 or of another shape."""
+        """Raise LayoutError for scales that are missing, not wanted, not fp32 or of another shape."""
         if scale is None and not self.scale_shapes:
             return
         import torch
