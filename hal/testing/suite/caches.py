@@ -77,7 +77,7 @@ def _specs(name: str, sizes: Sizes) -> Iterator[CacheCase]:
 
 
 def check_write(case: CacheCase, backend: Backend) -> None:
-    """Raise ConformanceError unless this holds: the named slots hold the parts bit for bit, and no other byte of the storage changed."""
+    """Raise ConformanceError unless the named slots hold the parts bit for bit, and no other byte of the storage changed."""
     generator, where = make_generator(case.id), place_of(backend)
     cache = _make_cache(case, backend, generator)
     slots = _random_places(generator, case.tokens, PAGES * case.block_size)
@@ -90,7 +90,7 @@ def check_write(case: CacheCase, backend: Backend) -> None:
 
 
 def check_gather(case: CacheCase, backend: Backend) -> None:
-    """Raise ConformanceError unless this holds: the parts that were written, and zeros for row -1 though every row around is NaN."""
+    """Raise ConformanceError unless it gives the parts that were written, and zeros for row -1 though every row around is NaN."""
     generator, where = make_generator(case.id), place_of(backend)
     cache = _make_cache(case, backend, generator)
     slots = _random_places(generator, min(case.tokens, PAGES * case.block_size), PAGES * case.block_size)

@@ -115,7 +115,7 @@ def _specs(sizes: Sizes) -> Iterator[CompressCase]:
 
 
 def check_compress(case: CompressCase, backend: Backend) -> None:
-    """Raise ConformanceError unless this holds: the states and entries of the definition, and no other row of either cache changed."""
+    """Raise ConformanceError unless the states and entries of the definition, and no other row of either cache changed."""
     generator, where = make_generator(case.id), place_of(backend)
     tables, num_pages = shuffle_pages(generator, case.batch.seq_lens, case.block_size)
     states = poisoned_cache(state_layout(case.groups * WIDTH, case.dtype), num_pages, case.rows_kept, case.storage)
@@ -146,7 +146,7 @@ def check_compress(case: CompressCase, backend: Backend) -> None:
 
 
 def check_refusal(dtype: str, field: str, backend: Backend) -> None:
-    """Raise ConformanceError unless this holds: a compressor that contradicts itself is a LayoutError, and nothing is written."""
+    """Raise ConformanceError unless a compressor that contradicts itself is a LayoutError, and nothing is written."""
     case, where = CompressCase(batch=DECODE, dtype=dtype), place_of(backend)
     compressor = make_compressor(case, make_generator(field))
     wrong = {
