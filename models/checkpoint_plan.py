@@ -20,7 +20,7 @@ from .checkpoint_index import CheckpointIndex, read_index
 from .dequantising import has_scales, quantizer_of
 from .dry_run import run_dry
 from .keys import KeyResolver, ResolvedKey, find_collisions, natural_order
-from .prefixes import find_copies, infer_prefixes
+from .prefixes import extend, find_copies, infer_prefixes
 from .quantisation import FLOAT8, WHOLE, find_quantisation
 from .ranks import join_ranks
 from .reading import count_bytes, shares_per_rank
@@ -28,6 +28,7 @@ from .skipping import BufferRules
 from .slices import Slices
 from .tying import explain_ties
 from .unbuilt import UnbuiltParts, find_towers
+from .unstored import find_unstored
 from .verdict import CheckpointPlan, find_nearest
 
 
@@ -68,6 +69,8 @@ def plan_tensors(
     unclear = {target for key in keys.resolved.keys() - clear.keys() for target in keys.resolved[key].targets}
     lost = set(resolver.state) - outcome.filled - outcome.mismatched.keys() - unclear
     missing, unexpected = _missing_after_tying(lost, tied, resolver.state), tuple(sorted(keys.unexpected))
+    unstored = find_unstored(module, missing, shares)
+    missing = tuple(name for name in missing if name not in unstored)
     is_expanded = quantizer_of(module) is not None
     plain = {key: place for key, place in keys.resolved.items() if not (is_expanded and has_scales(key, stored))}
     sources = {target: tuple(found) for target, found in sorted(assigned.items())}
@@ -80,6 +83,7 @@ def plan_tensors(
         skipped=keys.skipped,
         unused=keys.unused,
         missing=missing,
+        unstored=unstored,
         unexpected=unexpected,
         nearest=find_nearest(missing, unexpected, sources),
         mismatched=dict(outcome.mismatched)
@@ -95,7 +99,7 @@ def plan_tensors(
         extra_files=index.extra_files,
         stored_format=None if is_expanded else find_quantisation(module.config, index.folder, stored),
         renamed=renamed,
-        warnings=_warn(index, tied, assigned),
+        warnings=(*shape.warnings, *_warn(index, tied, assigned)),
     )
 
 
@@ -123,10 +127,14 @@ def _sort_keys(tensors: Mapping[str, StoredTensor], resolver: KeyResolver, shape
             unused[key] = reason
         else:
             rest[key] = tensors[key]
-    readings = infer_prefixes(rest, resolver, {target for place in resolved.values() for target in place.targets}) if rest else []
+    taken = {target for place in resolved.values() for target in place.targets}
+    readings = infer_prefixes(rest, resolver, taken) if rest else []
     for reading in readings:
         resolved |= reading.placed
     if readings:
+        spare = {key: tensors[key] for key in (*skipped, *unused)}
+        resolved |= (found := extend(readings, spare, resolver, taken))
+        skipped, unused = ({key: why for key, why in each.items() if key not in found} for each in (skipped, unused))
         resolved = dict(sorted(resolved.items(), key=lambda pair: natural_order(pair[1].source)))
     unexpected = set(rest) - resolved.keys()
     nests = [reading.rule.strip for reading in readings if reading.rule.strip]

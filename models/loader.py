@@ -212,7 +212,7 @@ def _progress_bar(shown: bool) -> Progress:
 
 def _check_against_plan(info: Any, plan: CheckpointPlan) -> None:
     found: Mapping[str, Any] = {
-        "missing": sorted(set(info.missing_keys) - set(plan.missing) - _tied_names(plan)),
+        "missing": sorted(set(info.missing_keys) - {*plan.missing, *plan.unstored} - _tied_names(plan)),
         "unexpected": sorted(set(info.unexpected_keys) - set(plan.unexpected)),
         "of another shape": sorted(str(key) for key in info.mismatched_keys),
         "not convertible": [f"{name}: {error}" for name, error in info.conversion_errors.items()],
@@ -229,7 +229,7 @@ def _tied_names(plan: CheckpointPlan) -> set[str]:
 
 def _check_nothing_left(module: PreTrainedModel, plan: CheckpointPlan) -> None:
     left = [name for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensor.is_meta]
-    left += find_poisoned(module, plan.missing)
+    left += find_poisoned(module, {*plan.missing, *plan.unstored})
     if left:
         raise CheckpointError(f"{len(left)} tensors were neither loaded nor computed: {', '.join(left[:8])}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -75,6 +75,22 @@ def find_copies(left: Mapping[str, StoredTensor], resolver: KeyResolver) -> froz
     return frozenset(key for reading in readings if reading is not None for key in reading.placed)
 
 
+def extend(
+    readings: Sequence[Reading], spare: Mapping[str, StoredTensor], resolver: KeyResolver, taken: Collection[str]
+) -> dict[str, ResolvedKey]:
+    """Of keys that can be left out, those that the readings place on parameters that nothing else fills.
+
+    What looks like an old buffer or a part that is not built is none where the model, read under another wrapper, has it.
+    """
+    filled = {*taken, *(target for reading in readings for target in reading.targets)}
+    found: dict[str, ResolvedKey] = {}
+    for reading in readings:
+        placed = _place(reading.rule, {key: spare[key] for key in spare.keys() - found.keys()}, resolver, filled)
+        found |= placed
+        filled |= {target for place in placed.values() for target in place.targets}
+    return found
+
+
 def _choose(left: Mapping[str, StoredTensor], resolver: KeyResolver, filled: AbstractSet[str]) -> Reading | None:
     free = [name for name in resolver.state if name not in filled]
     if not free:
@@ -116,17 +132,21 @@ def _check_agree(first: Reading, second: Reading) -> None:
 
 
 def _read(rule: PrefixRule, left: Mapping[str, StoredTensor], resolver: KeyResolver, filled: AbstractSet[str]) -> Reading | None:
+    covered = {key: tensor for key, tensor in left.items() if rule.covers(key)}
+    placed = _place(rule, covered, resolver, filled)
+    return Reading(rule=rule, placed=placed) if placed and 2 * len(placed) > len(covered) else None
+
+
+def _place(
+    rule: PrefixRule, keys: Mapping[str, StoredTensor], resolver: KeyResolver, filled: AbstractSet[str]
+) -> dict[str, ResolvedKey]:
     placed: dict[str, ResolvedKey] = {}
-    covered = 0
-    for key, tensor in left.items():
-        if not rule.covers(key):
-            continue
-        covered += 1
+    for key, tensor in keys.items():
         renamed = rule.apply(key)
         place = None if renamed is None else resolver.resolve(renamed)
         if place is not None and filled.isdisjoint(place.targets) and _fits(place, tensor, resolver):
             placed[key] = place
-    return Reading(rule=rule, placed=placed) if placed and 2 * len(placed) > covered else None
+    return placed
 
 
 def _fits(place: ResolvedKey, tensor: StoredTensor, resolver: KeyResolver) -> bool:

@@ -95,6 +95,7 @@ def to_dict(plan: CheckpointPlan) -> dict[str, Any]:
         ],
         "skipped": dict(plan.skipped),
         "unused": dict(plan.unused),
+        "unstored": dict(plan.unstored),
         "missing": {name: plan.nearest.get(name) for name in plan.missing},
         "unexpected": {name: plan.nearest.get(name) for name in plan.unexpected},
         "mismatched": dict(plan.mismatched),

@@ -28,6 +28,8 @@ class CheckpointPlan:
     """Key -> the part it belongs to, which this model does not build."""
     missing: tuple[str, ...] = ()
     """Parameters that no key fills, after tying."""
+    unstored: Mapping[str, str] = field(default_factory=dict)
+    """Parameter that no key fills -> why it need not be: its class lets files leave it out and computes it."""
     unexpected: tuple[str, ...] = ()
     """Keys that no parameter takes and no rule explains."""
     nearest: Mapping[str, str] = field(default_factory=dict)
@@ -82,6 +84,8 @@ class CheckpointPlan:
                 _listed("missing", [self._with_hint(name) for name in self.missing]),
                 _listed("unexpected", [self._with_hint(name) for name in self.unexpected]),
             ]
+        if strict and self.missing:
+            found += [f"config.json says of ties: {words}" for words in self.warnings if "tie_word_embeddings" in words]
         return tuple(problem for problem in found if problem)
 
     def _say_stranger(self) -> str:

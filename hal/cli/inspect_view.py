@@ -30,6 +30,7 @@ def show_plan(plan: CheckpointPlan, console: Console) -> None:
     _section("tied", {name: f"to {source}: {plan.tied_because.get(name, '')}" for name, source in plan.tied.items()}, console)
     _section("skipped", plan.skipped, console)
     _section("not built", plan.unused, console)
+    _section("computed, not stored", plan.unstored, console)
     _section("missing", _with_nearest(plan, plan.missing), console, BAD)
     _section("unexpected", _with_nearest(plan, plan.unexpected), console, BAD)
     _section("of another shape or type", plan.mismatched, console, BAD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import torch
 import transformers
 from transformers import PreTrainedConfig
 
+from hal.config import read_shape
 from hal.models.build import build_module
+from hal.models.checkpoint_index import CheckpointIndex
+from hal.models.checkpoint_plan import plan_tensors
 from hal.models.keys import KeyResolver
 from hal.models.skipping import BufferRules
 
@@ -209,6 +213,35 @@ def test_a_parameter_called_as_an_old_mask_is_loaded(shape: tuple[int, ...]) -> 
     place = KeyResolver(module=module).resolve("h.0.attn.bias")
     assert place is not None
     assert place.target == "transformer.h.0.attn.bias"
+
+
+@pytest.mark.parametrize("wrapper", ["backbone.", "model.model.", "language_model."])
+def test_what_looks_like_an_old_mask_fills_a_parameter_under_another_wrapper(wrapper: str) -> None:
+    config = transformers.GPT2Config(**NARROW)
+    module = build_module(config)
+    module.transformer.h[0].attn.bias = torch.nn.Parameter(torch.empty((1, 1, 16, 16), device="meta"))
+    keys = {name: name.replace("transformer.", wrapper) for name in module.state_dict()}
+    tensors = {keys[name]: stored(keys[name], "F32", tuple(x.shape)) for name, x in module.state_dict().items()}
+    old = f"{wrapper}h.1.attn.bias"
+    index = CheckpointIndex(folder=Path("folder"), tensors=tensors | {old: stored(old, "BOOL", (1, 1, 16, 16))})
+    plan = plan_tensors(index, module, read_shape(config))
+    assert plan.assigned["transformer.h.0.attn.bias"] == (f"{wrapper}h.0.attn.bias",)
+    assert set(plan.skipped) == {old}
+    assert plan.is_complete
+
+
+@pytest.mark.parametrize("wrapper", ["", "backbone.", "language_model.model."])
+def test_a_built_part_that_the_class_leaves_out_elsewhere_is_filled_under_another_wrapper(wrapper: str) -> None:
+    """Its pattern names a norm that dense layers store in vain and that layers with experts have."""
+    config = transformers.AXK1Config(**tiny.LATENT)
+    module = build_module(config, torch.float32)
+    # As its files name it.
+    keys = {name: name.replace("mlp.post_mlp_", "post_mlp_") for name in module.state_dict()}
+    keys |= {name: wrapper + key.removeprefix("model.") for name, key in keys.items() if name.startswith("model.")}
+    tensors = {keys[name]: stored(keys[name], "F32", tuple(x.shape)) for name, x in module.state_dict().items()}
+    plan = plan_tensors(CheckpointIndex(folder=Path("folder"), tensors=tensors), module, read_shape(config))
+    assert sum("post_mlp_layernorm" in name for name in plan.assigned) > 0
+    assert plan.is_complete
 
 
 def test_the_number_of_an_old_format_is_skipped() -> None:
