@@ -27,7 +27,7 @@ from .reading import count_bytes, shares_per_rank
 from .skipping import BufferRules
 from .slices import Slices
 from .tying import explain_ties
-from .unbuilt import UnbuiltParts, find_towers
+from .unbuilt import UnbuiltParts, find_nests, find_towers
 from .unstored import find_unstored
 from .verdict import CheckpointPlan, find_nearest
 
@@ -132,12 +132,12 @@ def _sort_keys(tensors: Mapping[str, StoredTensor], resolver: KeyResolver, shape
     for reading in readings:
         resolved |= reading.placed
     if readings:
-        spare = {key: tensors[key] for key in (*skipped, *unused)}
+        spare = {key: tensors[key] for key in (*skipped, *unused, *rest) if key not in resolved}
         resolved |= (found := extend(readings, spare, resolver, taken))
         skipped, unused = ({key: why for key, why in each.items() if key not in found} for each in (skipped, unused))
         resolved = dict(sorted(resolved.items(), key=lambda pair: natural_order(pair[1].source)))
     unexpected = set(rest) - resolved.keys()
-    nests = [reading.rule.strip for reading in readings if reading.rule.strip]
+    nests = [reading.rule.strip for reading in readings if reading.rule.strip] or find_nests(resolved)
     copies = find_copies({key: rest[key] for key in unexpected}, resolver) if nests else frozenset()
     towers = find_towers(unexpected - copies, nests)
     return _SortedKeys(resolved=resolved, skipped=skipped, unused=unused | towers, unexpected=unexpected - towers.keys())

@@ -25,11 +25,11 @@ class PrefixRule:
         """Whether the key lies under what is stripped."""
         return not self.strip or key.startswith(f"{self.strip}.")
 
-    def apply(self, key: str) -> str | None:
-        """The renamed key, None where the rule does not apply or would rename a leaf or a list instead of a wrapper."""
+    def apply(self, key: str, takes_leaves: bool = False) -> str | None:
+        """The renamed key, None where the rule does not apply or would rename a list, or a leaf, instead of a wrapper."""
         rest = key if not self.strip else key.removeprefix(f"{self.strip}.")
         first, _, inner = rest.partition(".")
-        if (self.strip and rest == key) or not inner or first.isdigit():
+        if (self.strip and rest == key) or not (inner or takes_leaves) or first.isdigit():
             return None
         return f"{self.add}.{rest}" if self.add else rest
 
@@ -78,14 +78,16 @@ def find_copies(left: Mapping[str, StoredTensor], resolver: KeyResolver) -> froz
 def extend(
     readings: Sequence[Reading], spare: Mapping[str, StoredTensor], resolver: KeyResolver, taken: Collection[str]
 ) -> dict[str, ResolvedKey]:
-    """Of keys that can be left out, those that the readings place on parameters that nothing else fills.
+    """Of keys that no reading was made from, those that the readings place on parameters that nothing else fills.
 
-    What looks like an old buffer or a part that is not built is none where the model, read under another wrapper, has it.
+    What looks like an old buffer or a part that is not built is none where the model, read under another wrapper, has it. A
+    parameter that lies in the wrapper itself says nothing of the wrapper's name, and follows those that do.
     """
     filled = {*taken, *(target for reading in readings for target in reading.targets)}
     found: dict[str, ResolvedKey] = {}
     for reading in readings:
-        placed = _place(reading.rule, {key: spare[key] for key in spare.keys() - found.keys()}, resolver, filled)
+        left = {key: tensor for key, tensor in spare.items() if key not in found}
+        placed = _place(reading.rule, left, resolver, filled, takes_leaves=True)
         found |= placed
         filled |= {target for place in placed.values() for target in place.targets}
     return found
@@ -138,11 +140,15 @@ def _read(rule: PrefixRule, left: Mapping[str, StoredTensor], resolver: KeyResol
 
 
 def _place(
-    rule: PrefixRule, keys: Mapping[str, StoredTensor], resolver: KeyResolver, filled: AbstractSet[str]
+    rule: PrefixRule,
+    keys: Mapping[str, StoredTensor],
+    resolver: KeyResolver,
+    filled: AbstractSet[str],
+    takes_leaves: bool = False,
 ) -> dict[str, ResolvedKey]:
     placed: dict[str, ResolvedKey] = {}
     for key, tensor in keys.items():
-        renamed = rule.apply(key)
+        renamed = rule.apply(key, takes_leaves)
         place = None if renamed is None else resolver.resolve(renamed)
         if place is not None and filled.isdisjoint(place.targets) and _fits(place, tensor, resolver):
             placed[key] = place

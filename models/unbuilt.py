@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 from hal.config import ModelShape
 
 from .decoders import find_decoder
-from .keys import NUMBER
+from .keys import NUMBER, ResolvedKey
 from .skipping import FILL_VALUES, MASKS
 
 BUFFERS = MASKS | FILL_VALUES | {"inv_freq", "original_inv_freq", "position_ids"}
@@ -114,6 +115,12 @@ class ClassRule:
                 end = key.find(".", match.end())
                 return key if end < 0 else key[:end]
         return None
+
+
+def find_nests(resolved: Mapping[str, ResolvedKey]) -> list[str]:
+    """The prefix that transformers' own renamings take off most keys, so that the model is read from under it; [] for none."""
+    fronts = Counter(key.removesuffix(place.target)[:-1] for key, place in resolved.items() if key.endswith(f".{place.target}"))
+    return [front for front, count in fronts.most_common(1) if front and 2 * count > len(resolved)]
 
 
 def find_towers(unexpected: Collection[str], nests: Collection[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import hal
 from hal.config import read_shape
-from hal.models import CheckpointError, Model, load
+from hal.models import CheckpointError, Model, load, plan_checkpoint
 from hal.models.build import build_module
 from hal.models.sharding import Sharding, plan_sharding
 
@@ -102,6 +102,8 @@ def list_checks(folder: Path) -> dict[str, Callable[[], None]]:
     checks["mxfp4-gpt-oss"] = lambda: check_quantised(quantised.write_mxfp4, tiny.gpt_oss(), folder / "mxfp4")
     checks["a-file-that-one-rank-cannot-read"] = lambda: check_failing(folder)
     checks["places-that-do-not-fit-the-group"] = lambda: check_places(folder)
+    checks["a-plan-for-a-group"] = lambda: check_planned(folder / "planned")
+    checks["a-group-of-one-beside-another"] = lambda: check_alone(folder / "planned")
     return checks
 
 
@@ -179,6 +181,40 @@ def check_places(folder: Path) -> None:
     for parallel in (hal.Parallel(tp=4, tp_rank=dist.get_rank()), hal.Parallel(tp=2, tp_rank=1 - dist.get_rank())):
         with pytest.raises(hal.InputError, match="group"):
             load(folder, parallel=parallel, group=dist.group.WORLD, limits=LIMITS, progress=False)
+
+
+def check_planned(folder: Path) -> None:
+    """Every rank has the plan of all ranks of its group, and refuses a place that the group does not have."""
+    rank = dist.get_rank()
+    if rank == 0:
+        tiny.build(FAMILIES["llama-odd-vocabulary"]()).save_pretrained(folder)
+    dist.barrier()
+    plan = plan_checkpoint(folder, group=dist.group.WORLD)
+    assert plan == plan_checkpoint(folder, parallel=hal.Parallel(tp=2))
+    assert plan == plan_checkpoint(folder, parallel=hal.Parallel(tp=2, tp_rank=rank), group=dist.group.WORLD)
+    assert len(set(plan.bytes_per_rank)) == 2
+    divided = plan_checkpoint(folder, parallel=hal.Parallel(dcp=2, dcp_rank=rank), group=dist.group.WORLD)
+    assert divided == plan_checkpoint(folder)
+    for parallel in (hal.Parallel(tp=3, tp_rank=rank), hal.Parallel(tp=2, tp_rank=1 - rank)):
+        with pytest.raises(hal.InputError, match="group"):
+            plan_checkpoint(folder, parallel=parallel, group=dist.group.WORLD)
+    model = load(folder, device="cpu", group=dist.group.WORLD, limits=LIMITS, progress=False)
+    assert model.report is not None
+    assert model.report.bytes_per_rank == (plan.bytes_per_rank[rank],)
+    assert sum(tensor.nbytes for tensor in model.module.parameters()) == plan.bytes_per_rank[rank]
+
+
+def check_alone(folder: Path) -> None:
+    """Two groups of one rank each run two whole models, and neither waits for the other."""
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    rank = dist.get_rank()
+    assert plan_checkpoint(folder, group=groups[rank]) == plan_checkpoint(folder)
+    with pytest.raises(hal.InputError, match="not in the group"):
+        plan_checkpoint(folder, group=groups[1 - rank])
+    if rank == 0:
+        model = load(folder, device="cpu", group=groups[0], limits=LIMITS, progress=False)
+        assert all(each.shape[0] in (127, 64, 32, 128) for each in model.module.parameters())
+    dist.barrier()
 
 
 def shard(config: PreTrainedConfig, tp: int, rank: int) -> tuple[PreTrainedModel, Sharding]:

@@ -26,6 +26,7 @@ from hal.models.keys import KeyResolver, conversions
 
 from . import composites, folders, tiny
 from .headers import NAMES, stored
+from .shrinking import small_configs
 
 LIMITS = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)
 EVERY = tiny.FAMILIES | composites.COMPOSITES
@@ -110,6 +111,22 @@ def test_a_text_model_is_read_out_of_a_multimodal_file_and_its_towers_are_listed
     assert plan.unused["multi_modal_projector.linear_1.weight"] == (
         f"multi_modal_projector is not built; the model was read from {nest.removesuffix('.')}, beside it"
     )
+
+
+def test_towers_are_told_where_transformers_itself_takes_the_wrapper_off() -> None:
+    config = next(small_configs("llama4_text"))
+    plan = plan_of(config, {f"language_model.{name}": value for name, value in saved(config).items()} | TOWER)
+    assert plan.is_complete
+    assert set(plan.unused) == set(TOWER)
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "language_model."])
+def test_a_parameter_in_the_wrapper_itself_follows_the_others(wrapper: str) -> None:
+    config = next(small_configs("llava_next"))
+    names = saved(config)
+    assert "model.image_newline" in names or "image_newline" in names
+    plan = plan_of(config, {f"{wrapper}{name}": value for name, value in names.items()})
+    assert plan.is_complete
 
 
 def test_a_tower_beside_a_model_that_is_not_nested_is_unexpected() -> None:
