@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -45,6 +46,8 @@ DTYPES = {
 
 PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 """Element types narrower than a byte, which have no tensor of their own shape in torch."""
+
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 OTHER_FORMATS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file it points to; run `git lfs pull` in the folder"),
@@ -152,7 +155,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def is_text(name: str) -> bool:
     """Whether a name out of JSON can be written down again; half of a surrogate pair cannot."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+    return SURROGATE.search(name) is None
 
 
 def _read_entries(file: Path, header: dict[str, Any], data: int) -> tuple[dict[str, StoredTensor], list[tuple[int, int, str]]]:

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -114,12 +115,12 @@ class KeyResolver:
             return self._rename_exactly(key)
         stand_ins = iter(STAND_INS)
         pattern = NUMBER.sub(lambda _match: next(stand_ins), key)
-        if pattern not in self._templates:
-            self._templates[pattern] = self._rename_exactly(pattern)
-        template = self._templates[pattern]
-        return _Renamed(
-            name=_fill_in(template.name, numbers), pattern=template.pattern, before=_fill_in(template.before, numbers)
-        )
+        template = self._templates.get(pattern)
+        if template is None:
+            exact = self._rename_exactly(pattern)
+            template = _Renamed(name=_to_format(exact.name), pattern=exact.pattern, before=_to_format(exact.before))
+            self._templates[pattern] = template
+        return _Renamed(name=template.name.format(*numbers), pattern=template.pattern, before=template.before.format(*numbers))
 
     def _rename_exactly(self, key: str) -> _Renamed:
         before = apply_renamings(key, self.renamings)
@@ -127,8 +128,11 @@ class KeyResolver:
         return _Renamed(name=name, pattern=pattern, before=before)
 
     def _with_base_prefix(self, name: str) -> str:
-        renamed: str = rename_source_key(name, [], [], self.module.base_model_prefix, self.state)[0]
-        return renamed
+        """As transformers' loader does: taken off where that names something, put on where that does."""
+        prefix = f"{self.module.base_model_prefix}."
+        if name.startswith(prefix) and (bare := name[len(prefix) :]) in self.state:
+            return bare
+        return nested if (nested := prefix + name) in self.state else name
 
     def rename(self, key: str) -> str:
         """The key after transformers' renamings, for messages and rules about keys that resolve to nothing."""
@@ -156,14 +160,21 @@ def is_blind_to_numbers(transform: Any) -> bool:
     return not any(re.search(r"(?<![A-Za-z_0-9])\d|\[[^\]]*\d", pattern) for pattern in patterns)
 
 
-def _fill_in(template: str, numbers: list[str]) -> str:
-    return _STAND_IN.sub(lambda match: numbers[STAND_INS.index(match.group())], template) if numbers else template
+def _to_format(renamed: str) -> str:
+    """What str.format fills with the numbers of a key, from what became of the stand-ins for them."""
+    escaped = renamed.replace("{", "{{").replace("}", "}}")
+    return _STAND_IN.sub(lambda match: f"{{{STAND_INS.index(match.group())}}}", escaped)
+
+
+@lru_cache(maxsize=1 << 14)
+def _order_of(part: str) -> Any:
+    return dot_natural_key(part)[0]
 
 
 def natural_order(key: str) -> list[Any]:
     """What to sort keys by to have them in the order in which transformers' loader takes them."""
     try:
-        return list(dot_natural_key(key))
+        return [_order_of(part) for part in key.split(".")]
     except ValueError:
         # A number too long to be read as one, or a digit that is none, as text.
         return [(1, key)]
@@ -172,13 +183,15 @@ def natural_order(key: str) -> list[Any]:
 def find_collisions(resolved: Mapping[str, ResolvedKey]) -> dict[str, tuple[str, ...]]:
     """Parameters that two keys would fill: the same place twice, a ready tensor beside parts of it, or two kinds of parts."""
     places: dict[str, list[str]] = defaultdict(list)
-    fillers: dict[str, dict[object, list[str]]] = defaultdict(lambda: defaultdict(list))
+    kinds: dict[str, int | None] = {}
+    mixed: dict[str, list[str]] = {}
     for key, place in resolved.items():
         places[place.canonical].append(key)
         for target in place.targets:
-            fillers[target][place.converter].append(key)
-    collisions = {name: tuple(keys) for name, keys in places.items() if len(keys) > 1}
-    for target, kinds in fillers.items():
-        if len(kinds) > 1:
-            collisions[target] = tuple(key for keys in kinds.values() for key in keys)
-    return collisions
+            if kinds.setdefault(target, place.converter) != place.converter:
+                mixed[target] = []
+    for key, place in resolved.items() if mixed else ():
+        for target in mixed.keys() & set(place.targets):
+            mixed[target].append(key)
+    twice = {name: tuple(keys) for name, keys in places.items() if len(keys) > 1}
+    return twice | {target: tuple(keys) for target, keys in mixed.items()}

@@ -61,9 +61,10 @@ def load(
     CheckpointError, UnsupportedModelError, ConfigError or NoBackend say what is wrong before a weight is read; only what the
     model's own code shows when it runs comes after.
 
-    group: the torch.distributed group that runs the model together (started by torchrun: after init_process_group(),
-    dist.group.WORLD), each rank with its part of the weights and a pool of its own; all ranks make the same calls. parallel: this rank's place in it, by default one of as many tensor-parallel ranks as
-    the group has. Logits come out whole on every rank. InputError where sizes do not divide, with the numbers that would.
+    group: the torch.distributed group that runs the model together (torchrun's: dist.group.WORLD after init_process_group()),
+    each rank with its part of the weights and a pool of its own; all ranks make the same calls. parallel: this rank's place in
+    it, by default one of as many tensor-parallel ranks as the group has. Logits come out whole on every rank. InputError where
+    sizes do not divide, with the numbers that would.
     """
     ranks = join_ranks(parallel, group)
     folder = Path(path)

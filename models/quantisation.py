@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,21 +143,31 @@ def _by_side_file(folder: Path) -> StoredFormat | None:
 
 
 def _by_tensors(tensors: Mapping[str, StoredTensor]) -> StoredFormat | None:
+    marked = next((name for name in tensors if "quant_state.bitsandbytes" in name or name.endswith(".quant_map")), None)
+    if marked is not None:
+        return StoredFormat(name="bitsandbytes", evidence=marked)
+    likely = _likely_signatures(tensors)
     groups: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
-    leaves: set[str] = set()
-    for name, tensor in tensors.items():
-        if "quant_state.bitsandbytes" in name or name.endswith(".quant_map"):
-            return StoredFormat(name="bitsandbytes", evidence=name)
+    for name, tensor in tensors.items() if likely else ():
         for front, leaf in _splits(name):
             groups[front][leaf] = tensor
-            leaves.add(leaf)
-    for signature in SIGNATURES:
-        for group in groups.values() if leaves.issuperset(signature.leaves) else ():
+    for signature in likely:
+        for group in groups.values():
             if signature.fits(group):
                 evidence = " and ".join(group[leaf].name for leaf in signature.leaves[:2])
                 return StoredFormat(name=signature.format, evidence=evidence)
     narrow = next((tensor for tensor in tensors.values() if tensor.dtype in PACKED_BITS or tensor.dtype == "F8_E8M0"), None)
     return StoredFormat(name="packed weights", evidence=f"{narrow.name} is {narrow.dtype}") if narrow is not None else None
+
+
+def _likely_signatures(names: Iterable[str]) -> list[Signature]:
+    """Those all of whose leaves end some name's last component; names have few of these, and most files no telling one."""
+    last = {name.rpartition(".")[2] for name in names}
+    return [
+        signature
+        for signature in SIGNATURES
+        if all(any(each.endswith(leaf.rpartition(".")[2]) for each in last) for leaf in signature.leaves)
+    ]
 
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:
