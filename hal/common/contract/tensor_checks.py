@@ -8,7 +8,7 @@ import torch
 
 from hal.config import LayerShape
 
-from .dense import shares_places
+from .dense import refuse_shared
 from .errors import BatchError, LayoutError
 
 
@@ -43,15 +43,18 @@ class Expected:
             raise BatchError(f"layer {self.layer_id} has no attention sinks; sink must be None")
         self._check({"sink": (sink, (heads,))}, None, ())
 
-    def check_out(self, out: torch.Tensor | None, shape: tuple[int, ...]) -> None:
-        """Raise LayoutError for a given out of another shape, type or device."""
+    def check_out(self, out: torch.Tensor | None, shape: tuple[int, ...], **read: torch.Tensor | None) -> None:
+        """Raise LayoutError for a given out of another shape, type or device, or in memory of a tensor that is read.
+
+        read: what the call reads when part of out is written already.
+        """
         if out is None:
             return
         self._check({"out": (out, shape)}, self.dtype)
-        if not out.is_contiguous() and shares_places(out.shape, out.stride()):
-            raise LayoutError(
-                f"layer {self.layer_id}: out has strides {list(out.stride())}; expected every element in a place of its own"
-            )
+        try:
+            refuse_shared(out, **{name: tensor for name, tensor in read.items() if tensor is not None})
+        except LayoutError as error:
+            raise LayoutError(f"layer {self.layer_id}: {error}") from None
 
     def _check(
         self,

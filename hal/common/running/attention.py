@@ -292,7 +292,7 @@ class Attention:
         )
         width = mla.kv_lora_rank if weights is None else mla.v_head_dim
         expected.check_sink(layer, sink, heads)
-        expected.check_out(out, (heads, width))
+        expected.check_out(out, (heads, width), q_nope=q_nope, q_rope=q_rope, latent=latent, k_rope=k_rope, sink=sink)
         kernels = self._kernels[layer_id]
         choice = self._choose(layer, kernels, metadata, expected, index, topk)
         if layer.owns_kv:
@@ -344,7 +344,7 @@ class Attention:
         expected, kernels = self._expected(layer_id, metadata), self._kernels[layer_id]
         expected.check_activations(q=(q, (heads, layer.head_dim)))
         expected.check_sink(layer, sink, heads)
-        expected.check_out(out, (heads, layer.head_dim))
+        expected.check_out(out, (heads, layer.head_dim), q=q, sink=sink)
         if layer.owns_kv != (kv is not None):
             raise BatchError(f"layer {layer_id} {'keeps its own KV, so it needs kv' if layer.owns_kv else 'reads kv elsewhere'}")
         if kv is not None:

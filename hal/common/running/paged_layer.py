@@ -52,7 +52,7 @@ class PagedLayer:
         expected = Expected(layer_id=layer_id, tokens=num_tokens, dtype=self.dtype, device=self.device)
         expected.check_activations(q=(q, self.q_shape))
         expected.check_sink(self.layer, sink, self.q_shape[0])
-        expected.check_out(out, self.out_shape)
+        expected.check_out(out, self.out_shape, q=q, sink=sink)
         if self.k_shape is None:
             if k is not None or v is not None:
                 raise BatchError(f"layer {layer_id} reads the KV of layer {self.layer.kv_source}; k and v must be None")

@@ -5,8 +5,8 @@ The answer is the dense one or a LayoutError before anything is written; nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -36,59 +36,86 @@ class _Answer:
     written: Mapping[Path, torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Something that takes tensors: what makes of its arguments its results, and the arguments, tensors dense.
+
+    written, blank: as a Sample's. beside: the argument that holds the queries, from which an `out` may not be told apart.
+    """
+
+    run: Callable[[Arguments], object]
+    arguments: Arguments
+    written: Set[Path] = frozenset()
+    blank: Mapping[Path, int] = field(default_factory=dict)
+    beside: str = "q"
+
+
 def check_views(sample: Sample, backend: Backend) -> None:
     """Raise ConformanceError unless this holds: the call with its tensors in each form does what it does with dense ones."""
-    arguments = sample.make(backend)
+    run = partial(make_call, backend, sample.call)
+    check_call(Call(run=run, arguments=sample.make(backend), written=sample.written, blank=sample.blank))
+
+
+def check_call(call: Call) -> None:
+    """Raise ConformanceError unless this holds: any call with its tensors in each form gives what it gives with dense ones."""
+    arguments = call.arguments
     tensors = dict(find_tensors(arguments))
-    usual = _answer(sample, arguments, backend)
+    usual = _answer(call, arguments)
     for name, form in FORMS.items():
         views = {path: form(tensor) for path, tensor in tensors.items() if _can_be(arguments, path, form(tensor))}
-        _check_together(name, sample, arguments, views, usual, backend)
+        _check_together(name, call, arguments, views, usual)
     for path, tensor in tensors.items():
-        if path in sample.written:
+        if path in call.written:
             shared = {f"expanded{dim}": expand(tensor, dim) for dim in _repeatable(tensor)} | {"overlapping": overlap(tensor)}
             for kind, view in shared.items():
-                is_served = _check(kind, sample, arguments, {path: view}, usual, backend)
+                is_served = _check(kind, call, arguments, {path: view}, usual)
                 expect(not is_served, f"{show_path(path)} {kind}: written, though elements share places; expected a LayoutError")
         else:
-            _check_repeats(path, sample, arguments, backend)
-    if ("out",) in sample.written and "q" in arguments:
-        _check_beside(sample, arguments, usual, backend)
+            _check_repeats(path, call, arguments)
+    if ("out",) in call.written and call.beside in arguments:
+        _check_beside(call, arguments, usual)
 
 
-def _check_beside(sample: Sample, arguments: Arguments, usual: _Answer, backend: Backend) -> None:
-    """An out beside the queries in one tensor, as parts of a fused projection are, and one that lies over them."""
-    q, out = arguments["q"], arguments["out"]
+def _check_beside(call: Call, arguments: Arguments, usual: _Answer) -> None:
+    """An out beside the queries in one tensor, as parts of a fused projection are, and ones that lie over them."""
+    q, out = arguments[call.beside], arguments["out"]
     width = q.shape[2]
     fused = torch.cat([q, out.new_full(out.shape, torch.nan)], dim=2)
     before, inputs = fused.clone(), fused[..., :width]
-    over = fused[..., 1 : 1 + out.shape[2]]
-    expect(
-        not _check("out over q", sample, {**arguments, "q": inputs}, {("out",): View(tensor=over, memory=fused)}, usual, backend),
-        "out lies in the memory of q and was written; expected a LayoutError",
-    )
+    over = View(tensor=fused[..., 1 : 1 + out.shape[2]], memory=fused)
+    _expect_refused("out over the queries", {**arguments, call.beside: inputs}, call, over, usual)
     beside = View(tensor=fused[..., width:], memory=fused)
-    _check("out beside q", sample, {**arguments, "q": inputs}, {("out",): beside}, usual, backend)
-    expect_identical(inputs, before[..., :width], "q beside an out")
+    _check("out beside the queries", call, {**arguments, call.beside: inputs}, {("out",): beside}, usual)
+    expect_identical(inputs, before[..., :width], "queries beside an out")
+    # A token's result over the queries of the last one, which a step in several parts reads when it has written the first.
+    memory = torch.cat([q.flatten(), out.new_full((out.numel(),), torch.nan)])
+    last = View(tensor=memory[q[:-1].numel() :][: out.numel()].view(out.shape), memory=memory)
+    inputs = memory[: q.numel()].view(q.shape)
+    _expect_refused("out from the last token's queries on", {**arguments, call.beside: inputs}, call, last, usual)
 
 
-def _check_repeats(path: Path, sample: Sample, arguments: Arguments, backend: Backend) -> None:
+def _expect_refused(name: str, arguments: Arguments, call: Call, out: View, usual: _Answer) -> None:
+    is_served = _check(name, call, arguments, {("out",): out}, usual)
+    expect(not is_served, f"{name} was written, in memory that the call still reads; expected a LayoutError")
+
+
+def _check_repeats(path: Path, call: Call, arguments: Arguments) -> None:
     """An input that repeats itself has other values, so a dense copy of it says what the answer is."""
-    tensor, blank = read_path(arguments, path), sample.blank.get(path)
+    tensor, blank = read_path(arguments, path), call.blank.get(path)
     for dim in _repeatable(tensor):
         view = expand(tensor if blank is None else torch.full_like(tensor, blank), dim)
         if _can_be(arguments, path, view):
-            right = _answer(sample, put(arguments, path, view.tensor.contiguous()), backend)
-            _check(f"{show_path(path)} expanded{dim}", sample, arguments, {path: view}, right, backend)
+            right = _answer(call, put(arguments, path, view.tensor.contiguous()))
+            _check(f"{show_path(path)} expanded{dim}", call, arguments, {path: view}, right)
 
 
 def _repeatable(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(dim for dim, size in enumerate(tensor.shape) if size > 1)
 
 
-def _answer(sample: Sample, arguments: Arguments, backend: Backend) -> _Answer:
-    written = {path: copy_as_it_lies(read_path(arguments, path)) for path in sample.written}
-    result = make_call(backend, sample.call, _with(arguments, written))
+def _answer(call: Call, arguments: Arguments) -> _Answer:
+    written = {path: copy_as_it_lies(read_path(arguments, path)) for path in call.written}
+    result = call.run(_with(arguments, written))
     return _Answer(results=_tensors(result), written=written)
 
 
@@ -101,33 +128,31 @@ def _can_be(arguments: Arguments, path: Path, view: View) -> bool:
     return True
 
 
-def _check_together(
-    name: str, sample: Sample, arguments: Arguments, views: Mapping[Path, View], usual: _Answer, backend: Backend
-) -> None:
+def _check_together(name: str, call: Call, arguments: Arguments, views: Mapping[Path, View], usual: _Answer) -> None:
     """All tensors in one form at once; fewer where that is refused, each by itself where it is wrong: none may hide another."""
     try:
-        if _check(name, sample, arguments, views, usual, backend):
+        if _check(name, call, arguments, views, usual):
             return
-        inputs = {path: view for path, view in views.items() if path not in sample.written}
+        inputs = {path: view for path, view in views.items() if path not in call.written}
         apart = views.keys() - inputs.keys()
-        if not _check(name, sample, arguments, inputs, usual, backend):
+        if not _check(name, call, arguments, inputs, usual):
             apart = set(views)
         for path in apart:
-            _check(name, sample, arguments, {path: views[path]}, usual, backend)
+            _check(name, call, arguments, {path: views[path]}, usual)
     except ConformanceError:
         for path, view in views.items():
-            _check(f"{show_path(path)} {name}", sample, arguments, {path: view}, usual, backend)
+            _check(f"{show_path(path)} {name}", call, arguments, {path: view}, usual)
         raise
 
 
-def _check(name: str, sample: Sample, arguments: Arguments, views: Mapping[Path, View], usual: _Answer, backend: Backend) -> bool:
+def _check(name: str, call: Call, arguments: Arguments, views: Mapping[Path, View], usual: _Answer) -> bool:
     """Whether the call was served and not refused; ConformanceError where it was served wrongly, or wrote and refused."""
     memory = {path: view.memory.clone() for path, view in views.items()}
-    others = {path: copy_as_it_lies(read_path(arguments, path)) for path in sample.written if path not in views}
+    others = {path: copy_as_it_lies(read_path(arguments, path)) for path in call.written if path not in views}
     before = {path: tensor.clone() for path, tensor in others.items()}
     try:
         given = _with(arguments, others | {path: view.tensor for path, view in views.items()})
-        results = _tensors(make_call(backend, sample.call, given))
+        results = _tensors(call.run(given))
     except LayoutError:
         for path, view in views.items():
             expect_identical(view.memory, memory[path], f"{name}: the memory of {show_path(path)} after a LayoutError")
@@ -139,7 +164,7 @@ def _check(name: str, sample: Sample, arguments: Arguments, views: Mapping[Path,
     for path, right in usual.written.items():
         _expect_same(views[path].tensor if path in views else others[path], right, f"{name}: {show_path(path)}")
     for path, view in views.items():
-        kept = view.margin if path in sample.written else slice(None)
+        kept = view.margin if path in call.written else slice(None)
         expect_identical(view.memory[kept], memory[path][kept], f"{name}: memory of {show_path(path)} that no call may write")
     return True
 
