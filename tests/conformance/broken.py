@@ -277,6 +277,18 @@ class WritesStatesBeforeReading(ReferenceBackend):
         super().compress_states(compressor, states, entries, state_slots, entry_slots, *where, ratio=ratio)
 
 
+class MultipliesAbsentStatesByZero(ReferenceBackend):
+    def compress_states(self, compressor, states, entries, *where, ratio):
+        absent = (compressor.kv.sum() + states.storage[states.storage.isfinite()].sum()) * 0
+        super().compress_states(compressor, states, entries, *where, ratio=ratio)
+        entries.storage.add_(absent)
+
+
+class WritesAmongZeros(ReferenceBackend):
+    def write_cache(self, cache, slots, *parts):
+        super().write_cache(cache, slots, *(part + (part * 0).sum(0) for part in parts))
+
+
 class ReachesIntoTheNextRequest(ReferenceBackend):
     def rows_from_topk(self, topk, req_id, block_table, seq_lens, **kwargs):
         return super().rows_from_topk(topk, req_id, block_table, torch.full_like(seq_lens, 2**31 - 1), **kwargs)

@@ -55,6 +55,8 @@ FOUND_BY = {
     broken.ForgetsTheNorm: ("compress_states", "apart"),
     broken.WritesStatesBeforeReading: ("compress_states", "long"),
     broken.CompressesPaddedTokens: ("compress_states", "padded"),
+    broken.MultipliesAbsentStatesByZero: ("compress_states", "other_states"),
+    broken.WritesAmongZeros: ("write_cache", "other_tokens"),
     broken.ReachesIntoTheNextRequest: ("rows_from_topk", "page16"),
     broken.NegativeBlockIsBlockZero: ("rows_from_topk", "negative_blocks"),
     broken.ClampsTheTableInPlace: ("paged_attention", "decode"),

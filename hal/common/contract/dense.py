@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 _MOST = 2**31 - 1
 
 
+def has_dense_rows(tensor: torch.Tensor) -> bool:
+    """Whether the elements of the last dimension follow each other, as every kernel takes them and writes them."""
+    return tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
+
+
 def dense_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy of it where its last dimension is not dense."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
+    return tensor if has_dense_rows(tensor) else tensor.contiguous()
 
 
 def dense_numbers(name: str, tensor: torch.Tensor, dims: int = 1) -> torch.Tensor:
@@ -83,7 +88,7 @@ def refuse_shared(out: torch.Tensor | None, **inputs: torch.Tensor) -> None:
     if out is None or not out.numel():
         return
     if not out.is_contiguous() and shares_places(out.shape, out.stride()):
-        raise LayoutError(f"out has strides {out.stride()} for {list(out.shape)}; every element needs a place of its own")
+        raise LayoutError(f"out has strides {list(out.stride())} for {list(out.shape)}; every element needs a place of its own")
     begin = out.data_ptr()
     for name, tensor in inputs.items():
         start = tensor.data_ptr()

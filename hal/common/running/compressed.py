@@ -9,6 +9,7 @@ import torch
 
 from hal.common.contract.call_values import IndexInputs, KVCache, PagedBatch, Segment
 from hal.common.contract.compressor import Compressor
+from hal.common.contract.dense import has_dense_rows
 from hal.common.contract.errors import BatchError
 from hal.common.contract.parallel import Parallel
 from hal.common.contract.step import Phase, StepMetadata
@@ -115,8 +116,9 @@ def attend_compressed(
     """Write out [tokens, heads, head_dim] of q, all in the engine's order; the sink joins each denominator once."""
     order = metadata.token_order
     queries = q if order is None else q.index_select(0, order)
+    is_direct = order is None and sink is None and has_dense_rows(out)
     for phase in metadata.phases:
-        target = out[phase.tokens] if order is None and sink is None else None
+        target = out[phase.tokens] if is_direct else None
         result, lse = call.kernels("sparse_mla", phase.name)(
             queries[phase.tokens],
             rows.find(call, phase, metadata),
@@ -129,5 +131,5 @@ def attend_compressed(
             result = call.kernels("apply_sink")(result, lse, sink)
         if order is not None:
             out.index_copy_(0, order[phase.tokens], result)
-        elif sink is not None:
+        elif not is_direct:
             out[phase.tokens] = result

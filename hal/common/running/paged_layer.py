@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hal.common.contract.call_values import KVCache
+from hal.common.contract.dense import has_dense_rows
 from hal.common.contract.errors import BatchError
 from hal.common.contract.step import StepMetadata
 from hal.common.contract.tensor_checks import Expected
@@ -83,7 +84,7 @@ class PagedLayer:
         """Write out [tokens, heads, v_head_dim] of q, both in the engine's order, over what the cache holds."""
         order = metadata.token_order
         queries = q if order is None else q.index_select(0, order)
-        is_direct = order is None and sink is None
+        is_direct = order is None and sink is None and has_dense_rows(out)
         for phase in metadata.phases:
             tokens = phase.tokens
             is_whole = tokens.stop - tokens.start == queries.shape[0]
@@ -101,5 +102,5 @@ class PagedLayer:
                 result = self.kernels("apply_sink")(result, lse, sink)
             if order is not None:
                 out.index_copy_(0, order[tokens], result)
-            elif sink is not None:
+            elif not is_direct:
                 out[tokens] = result

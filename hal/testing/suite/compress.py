@@ -114,9 +114,19 @@ def _specs(sizes: Sizes) -> Iterator[CompressCase]:
             yield replace(usual, dtype=dtype, groups=1)
 
 
-def check_compress(case: CompressCase, backend: Backend) -> None:
-    """Raise ConformanceError unless the states and entries of the definition, and no other row of either cache changed."""
-    generator, where = make_generator(case.id), place_of(backend)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressStep:
+    """A case's call: what it is given, and each request's pages. where: slots to block table, in the call's order."""
+
+    compressor: Compressor
+    states: KVCache
+    entries: KVCache
+    where: tuple[torch.Tensor, ...]
+    tables: list[list[int]]
+
+
+def make_step(case: CompressCase, generator: torch.Generator) -> CompressStep:
+    """Random tokens after random states, every row that is nobody's NaN."""
     tables, num_pages = shuffle_pages(generator, case.batch.seq_lens, case.block_size)
     states = poisoned_cache(state_layout(case.groups * WIDTH, case.dtype), num_pages, case.rows_kept, case.storage)
     contexts = [seq - query for query, seq in zip(case.batch.query_lens, case.batch.seq_lens, strict=True)]
@@ -127,7 +137,7 @@ def check_compress(case: CompressCase, backend: Backend) -> None:
         _free_pages(case, tables, contexts)
     padding = [(0, 0)] * case.batch.padded_tokens
     requests, positions = zip(*case.batch.positions, *padding, strict=True) if case.batch.num_tokens else ((), ())
-    where_tokens_are = (
+    where = (
         slots,
         entry_slots,
         case.batch.query_start_loc,
@@ -135,14 +145,26 @@ def check_compress(case: CompressCase, backend: Backend) -> None:
         torch.tensor(positions, dtype=torch.int64),
         table_tensor(tables),
     )
-    compressor = make_compressor(case, generator)
-    given = (copy_cache(states, where), copy_cache(entries, where))
-    slots, entry_slots, start, request, position, table = (tensor.to(where) for tensor in where_tokens_are)
-    moved = _move(compressor, where, case.spreads_rows)
-    backend.compress_states(moved, *given, slots, entry_slots, start, request, position, table, ratio=case.ratio)
-    reference.compress_states(compressor, states, entries, *where_tokens_are, ratio=case.ratio)
-    _expect_rows(given[0], states, "float32", "states")
-    _expect_rows(given[1], entries, case.dtype, "entries")
+    return CompressStep(compressor=make_compressor(case, generator), states=states, entries=entries, where=where, tables=tables)
+
+
+def compress_on(backend: Backend, case: CompressCase, step: CompressStep) -> tuple[KVCache, KVCache]:
+    """The states and entries that a backend's call leaves, in memory of their own."""
+    device = place_of(backend)
+    states, entries = copy_cache(step.states, device), copy_cache(step.entries, device)
+    moved = _move(step.compressor, device, case.spreads_rows)
+    slots, entry_slots, start, request, position, table = (tensor.to(device) for tensor in step.where)
+    backend.compress_states(moved, states, entries, slots, entry_slots, start, request, position, table, ratio=case.ratio)
+    return states, entries
+
+
+def check_compress(case: CompressCase, backend: Backend) -> None:
+    """Raise ConformanceError unless states and entries are those of the definition, and no other row of either cache changed."""
+    step = make_step(case, make_generator(case.id))
+    states, entries = compress_on(backend, case, step)
+    reference.compress_states(step.compressor, step.states, step.entries, *step.where, ratio=case.ratio)
+    _expect_rows(states, step.states, "float32", "states")
+    _expect_rows(entries, step.entries, case.dtype, "entries")
 
 
 def check_refusal(dtype: str, field: str, backend: Backend) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -19,6 +20,8 @@ from .placement import place_of, transpose_lse, untouched
 
 State = tuple[torch.Tensor, torch.Tensor]
 TOKENS, HEADS, WIDTH = 7, 3, 24
+_NO_LEVELS = (-math.inf, math.inf, math.nan)
+_NO_NUMBERS = (math.nan, math.inf, -math.inf)
 
 
 def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
@@ -68,20 +71,23 @@ def check_far_apart(dtype: str, name: str, backend: Backend) -> None:
 def check_one_side_dead(dtype: str, name: str, backend: Backend) -> None:
     """A side whose lse is -inf, +inf or NaN adds nothing, whatever its out holds."""
     generator = make_generator(name)
-    for level in (-math.inf, math.inf, torch.nan):
+    for level, rest in product(_NO_LEVELS, _NO_NUMBERS):
         left, right = _random_state(generator, dtype), _random_state(generator, dtype)
-        _kill(left, slice(0, 3), level)
-        _kill(right, slice(3, 5), level)
+        _kill(left, slice(0, 3), level, rest)
+        _kill(right, slice(3, 5), level, rest)
+        # Of one token a single head, beside others that have keys.
+        _kill(left, (5, 1), level, rest)
+        _kill(right, (6, 0), level, rest)
         _compare(backend, dtype, left, right)
 
 
 def check_both_dead(dtype: str, name: str, backend: Backend) -> None:
     """Two dead sides give 0 and -inf."""
     generator = make_generator(name)
-    for level in (-math.inf, math.inf, torch.nan):
+    for level, rest in product(_NO_LEVELS, _NO_NUMBERS):
         left, right = _random_state(generator, dtype), _random_state(generator, dtype)
-        _kill(left, slice(0, 4), level)
-        _kill(right, slice(2, 5), -math.inf)
+        _kill(left, slice(0, 4), level, rest)
+        _kill(right, slice(2, 5), -math.inf, rest)
         out, lse = _compare(backend, dtype, left, right)
         expect_identical(out[2:4].abs(), torch.zeros_like(out[2:4]), "out of two dead sides")
         expect_identical(lse[2:4], torch.full_like(lse[2:4], -math.inf), "lse of two dead sides")
@@ -106,8 +112,9 @@ def _random_state(generator: torch.Generator, dtype: str) -> State:
     return out, random_tensor(generator, TOKENS, HEADS, dtype="float32", scale=3.0)
 
 
-def _kill(state: State, tokens: slice, level: float) -> None:
-    state[0][tokens], state[1][tokens] = torch.nan, level
+def _kill(state: State, place: slice | tuple[int, int], level: float, rest: float) -> None:
+    """No keys at some tokens or one token's head: an lse of a level, and in out whatever is left there."""
+    state[0][place], state[1][place] = rest, level
 
 
 def _merge(backend: Backend, left: State, right: State, reform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> State:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from hal.common.contract.backend import Backend
 from hal.common.contract.call_values import KVCache
 from hal.common.contract.capabilities import Capabilities
 from hal.common.contract.records import write_records
 from hal.testing.cases import BatchCase
 from hal.testing.reference.softmax import visible_keys
 from hal.testing.storage import copy_cache
+
+Check = Callable[[str, Backend], None]
+"""A case's check, by the case's name and a backend."""
 
 # A chunk of a prompt after its context, and a decode over several pages.
 BATCH = BatchCase(id="unseen", query_lens=(6, 1), seq_lens=(25, 34))
@@ -100,6 +104,12 @@ def spoil_rows(cache: KVCache, kept: torch.Tensor, generator: torch.Generator) -
         values = torch.tensor(_VALUES, dtype=cache.storage.dtype)
         write_records(spoilt, rows, values[kinds][:, None].expand(-1, width).contiguous())
     return spoilt
+
+
+def spoil_elements(tensor: torch.Tensor, kept: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A copy of the tensor with NaN or infinities in every element but some; kept: bool, like the tensor."""
+    values = torch.tensor(_VALUES, dtype=tensor.dtype)
+    return torch.where(kept, tensor, values[torch.randint(len(_VALUES), tensor.shape, generator=generator)])
 
 
 def spoil_tensor(tensor: torch.Tensor, rows: Sequence[int], generator: torch.Generator) -> torch.Tensor:

@@ -5,7 +5,7 @@ The answer is the dense one or a LayoutError before anything is written; nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -60,10 +60,7 @@ def check_call(call: Call) -> None:
     """Raise ConformanceError unless this holds: any call with its tensors in each form gives what it gives with dense ones."""
     arguments = call.arguments
     tensors = dict(find_tensors(arguments))
-    usual = _answer(call, arguments)
-    for name, form in FORMS.items():
-        views = {path: form(tensor) for path, tensor in tensors.items() if _can_be(arguments, path, form(tensor))}
-        _check_together(name, call, arguments, views, usual)
+    usual = check_forms(call, FORMS)
     for path, tensor in tensors.items():
         if path in call.written:
             shared = {f"expanded{dim}": expand(tensor, dim) for dim in _repeatable(tensor)} | {"overlapping": overlap(tensor)}
@@ -74,6 +71,17 @@ def check_call(call: Call) -> None:
             _check_repeats(path, call, arguments)
     if ("out",) in call.written and call.beside in arguments:
         _check_beside(call, arguments, usual)
+
+
+def check_forms(call: Call, names: Iterable[str]) -> _Answer:
+    """The answer to dense tensors, or ConformanceError: it is that to some of FORMS, too."""
+    arguments = call.arguments
+    usual = _answer(call, arguments)
+    for name in names:
+        forms = {path: FORMS[name](tensor) for path, tensor in find_tensors(arguments)}
+        views = {path: view for path, view in forms.items() if _can_be(arguments, path, view)}
+        _check_together(name, call, arguments, views, usual)
+    return usual
 
 
 def _check_beside(call: Call, arguments: Arguments, usual: _Answer) -> None:

@@ -7,7 +7,7 @@ sums in another order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,13 +24,13 @@ from hal.testing.cases import start_loc
 from hal.testing.compare import expect_close, expect_identical
 from hal.testing.storage import build_cache, copy_cache, make_generator, paged_batch, random_tensor
 
+from . import unseen_states, unseen_writes
 from .layouts import LATENTS, declared_index_layouts, declared_layouts, heads_layout, keys_layout, on_device, rows_layout
 from .placement import place_of
-from .sight import BATCH, LATER, UNUSED, Sight, range_of, rows_of, sights, spoil_rows, spoil_tensor
+from .sight import BATCH, LATER, UNUSED, Check, Sight, range_of, rows_of, sights, spoil_rows, spoil_tensor
 from .sparse import random_topk, request_ids
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
-Check = Callable[[str, Backend], None]
 
 
 def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
@@ -58,6 +58,8 @@ def _checks(capabilities: Capabilities, sizes: Sizes) -> Iterator[tuple[str, str
         yield "index_scores", describe(layout, LATER.name), partial(_check_scores, layout, sizes)
     for layout in declared_layouts(capabilities, *capabilities.families):
         yield "gather_cache", describe(layout, "other_rows"), partial(_check_gather, layout, sizes)
+    yield from unseen_writes.checks(capabilities, sizes)
+    yield from unseen_states.checks(capabilities, sizes)
 
 
 def _check_paged(layout: str, dtype: str, sight: Sight, sizes: Sizes, name: str, backend: Backend) -> None:
@@ -132,7 +134,7 @@ def _check_varlen(sight: Sight, selects: bool, sizes: Sizes, name: str, backend:
 
 
 def _check_sparse(layout: str, sizes: Sizes, name: str, backend: Backend) -> None:
-    """Every row is spoilt that the one observed query does not list."""
+    """Every row is spoilt that the one observed query does not list, and what stands behind its list names such rows."""
     generator, where = make_generator(name), place_of(backend)
     kind = on_device(_layout(layout, sizes.dtype, sizes), backend)
     lora = sum(kind.widths) if layout == "compressed" else kind.widths[0]
@@ -155,7 +157,10 @@ def _check_sparse(layout: str, sizes: Sizes, name: str, backend: Backend) -> Non
         segment = Segment(copy_cache(given, where), rows.to(where), valid.to(where))
         return backend.sparse_mla(q.to(where), [segment], kv_lora_rank=lora, softmax_scale=0.2, need_lse=_gives_lse(backend))
 
-    spoilt = spoil_rows(cache, rows[observed], generator)
+    kept = rows[observed, : int(valid[observed])].clone()
+    spoilt = spoil_rows(cache, kept, generator)
+    others = torch.arange(cache.num_pages * cache.page_stride)
+    rows[observed, kept.numel() :] = int(others[~torch.isin(others, kept)][0])
     _compare(call(spoilt), expected, [observed])
 
 
