@@ -18,6 +18,8 @@ from hal.common.backends.registry import backends, platforms
 from hal.common.contract.backend import CALLS as KERNEL_CALLS
 from hal.common.contract.environment import VARIABLES
 from hal.common.triton.tiles import CALLS, Candidate, Machine
+from hal.matrix.ci import SUITES, CiCell
+from hal.matrix.fleet import Compiler, PlatformProof
 
 from .pages import BLOCKS, PAGES, ROOT
 
@@ -61,6 +63,8 @@ DESCRIBED: dict[str, tuple[str, str, Iterable[str]]] = {
     "candidates": ("docs/platform.md", "column of a candidate", names(Candidate)),
     "capabilities": ("docs/platform.md", "field of `Capabilities`", names(Capabilities)),
     "platform": ("docs/platform.md", "field of `Platform`", names(Platform)),
+    "matrix": ("docs/platform.md", "column of `matrix/NAME.toml`", set(names(PlatformProof)) - {"platform"}),
+    "cells": ("docs/platform.md", "column of a cell", set(names(CiCell)) - {"name", "platform"}),
     "backend": ("docs/platform.md", "of the class", [name for name in hooks() if not callable(getattr(Backend, name))]),
     "hooks": (
         "docs/platform.md",
@@ -81,9 +85,9 @@ def test_a_table_names_every_one(what: str) -> None:
     assert [name for name in wanted if not any(f"{each} ".startswith(f"{name} ") for each in told)] == []
 
 
-def test_the_page_of_platforms_names_every_call_and_kernel() -> None:
-    spans = re.findall(r"`(\w+)`", PAGES["docs/platform.md"].read_text(encoding="utf-8"))
-    assert {*KERNEL_CALLS, *CALLS} <= set(spans)
+def test_the_page_of_platforms_names_every_call_kernel_and_suite() -> None:
+    spans = re.findall(r"`([\w-]+)`", PAGES["docs/platform.md"].read_text(encoding="utf-8"))
+    assert {*KERNEL_CALLS, *CALLS, *SUITES, *names(Compiler)} <= set(spans)
 
 
 def test_the_page_of_platforms_shows_the_package_as_it_is() -> None:

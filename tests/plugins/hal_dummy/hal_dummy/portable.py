@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from hal import BatchError, LayoutError
-from hal.backend import Backend, Capabilities
+from hal.backend import Backend, BatchError, Capabilities, LayoutError
 
 if TYPE_CHECKING:
     import torch
 
-    from hal import KVCache, PagedBatch
+    from hal.backend import KVCache, PagedBatch
 
 
 class DummyPortable(Backend):
