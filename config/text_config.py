@@ -8,6 +8,8 @@ nested config that only a default would fill in.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from .errors import ConfigError
 from .known_types import NOTHING
 from .names import SPELLINGS
@@ -44,7 +46,7 @@ def _refuse_bare_defaults(chain: list[Level]) -> None:
     if any(_states_layers(level) for level in chain):
         return
     for level in chain:
-        unread = next((child for name, child in _nested_configs(level) if _peeks_layers(child)), None)
+        unread = next((child for _, child in _nested_configs(level) for child in _within(child) if _peeks_layers(child)), None)
         if unread is not None:
             place = chain[0].path or "the root"
             raise ConfigError(
@@ -63,6 +65,16 @@ def _nested_configs(level: Level) -> list[tuple[str, Level]]:
     known = (*NESTED, *DECODERS, THINKER, *level.known.nested)
     found = ((name, level.peek_child(name)) for name in level.names() if name not in known and level.peek(name) is not None)
     return [(name, child) for name, child in found if child is not None]
+
+
+def _within(level: Level) -> Iterator[Level]:
+    """A config that is not read, and those in it at any depth."""
+    yield level
+    if level.path.count(".") <= DEEPEST:
+        for name in level.names():
+            child = level.peek_child(name)
+            if child is not None:
+                yield from _within(child)
 
 
 def _peeks_layers(level: Level) -> bool:

@@ -114,6 +114,14 @@ def test_class_defaults_beside_an_unread_config_with_layers_are_refused(kind: st
         read_shape(form({"model_type": kind, "my_language_model": form(unread)}))
 
 
+@pytest.mark.parametrize("inner", ["text_config", "backbone"])
+@pytest.mark.parametrize("kind", COMPOSITES)
+def test_class_defaults_beside_one_that_stands_deeper_are_refused_too(kind: str, inner: str) -> None:
+    parts = {"activation": "silu", "core": {inner: {"n_layer": 4, "n_embd": 64, "n_head": 4}}}
+    with pytest.raises(ConfigError, match=rf"states no number of layers.*my_parts\.core\.{inner} states a model"):
+        read_shape({"model_type": kind, "my_parts": parts})
+
+
 @pytest.mark.parametrize("kind", ["llava", "gemma3", "qwen3_vl"])
 def test_an_empty_text_config_beside_it_is_refused_too(kind: str) -> None:
     with pytest.raises(ConfigError, match="text_config states no number of layers"):
