@@ -16,7 +16,7 @@ import torch
 
 import hal
 from hal import ops
-from hal.common.contract.layouts import attention_layout, index_layout, latent_layout
+from hal.layouts import attention_layout, index_layout, latent_layout
 
 PAGE, CALLS, ROUNDS = 16, 10, 500
 """Rounds are short, so that some of them meet no other process."""

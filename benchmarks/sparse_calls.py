@@ -16,8 +16,8 @@ import torch
 from machine import Rates, best_time, measure_rates
 
 import hal
-from hal.common.contract.call_values import KVCache, PagedBatch, Segment
-from hal.common.contract.layouts import index_layout, latent_layout
+from hal import KVCache, PagedBatch, Segment
+from hal.layouts import index_layout, latent_layout
 
 HEADS, LORA, ROPE, TOPK, INDEX_HEADS, INDEX_DIM, PAGE = 128, 512, 64, 2048, 64, 128, 64
 
