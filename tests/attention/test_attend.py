@@ -43,7 +43,7 @@ def play(engine: Engine, history, **batch) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mixed_run_in_every_type(kind: str, dtype: str) -> None:
+def test_attend_gives_its_definition_in_every_type(kind: str, dtype: str) -> None:
     engine = Engine(model(gqa(**KINDS[kind])), dtype=dtype, seed=3)
     for step in SCRIPT:
         run_step(engine, step)
@@ -63,14 +63,14 @@ def test_a_mixed_run_in_every_type(kind: str, dtype: str) -> None:
         }
     ),
 )
-def test_any_history(history, block_size: int, num_spec_tokens: int, masks: dict) -> None:
+def test_attend_gives_its_definition_after_any_history(history, block_size: int, num_spec_tokens: int, masks: dict) -> None:
     shape = model(gqa(0, **masks), gqa(1, window=4, num_kv_heads=4), gqa(2, kv_source=0))
     play(Engine(shape, dtype="float64", block_size=block_size, num_spec_tokens=num_spec_tokens), history)
 
 
 @BOUNDED
 @given(history=HISTORIES, data=st.data())
-def test_requests_that_are_still_prefilling(history, data) -> None:
+def test_requests_that_are_still_prefilling_get_what_others_get(history, data) -> None:
     engine = Engine(model(gqa()), dtype="float64")
     for step, _ in history:
         flags = data.draw(st.lists(st.booleans(), min_size=len(step), max_size=len(step)))
@@ -88,7 +88,7 @@ def test_padded_tokens_come_back_as_zeros_and_write_nothing(padding: dict) -> No
 
 
 @pytest.mark.parametrize("step", [[], [(0, 0)], [(0, 0), (1, 0)]], ids=["nobody", "one_idle", "two_idle"])
-def test_a_step_without_tokens(step: list[tuple[int, int]]) -> None:
+def test_attend_of_a_step_without_tokens_gives_none_and_changes_nothing(step: list[tuple[int, int]]) -> None:
     engine = Engine(model(gqa(sink=True)))
     run_step(engine, [(0, 3), (1, 2)])
     (out,) = run_step(engine, step).values()

@@ -38,7 +38,7 @@ def random_inputs(tokens: int, seed: int = 5) -> dict[int, dict]:
 @pytest.mark.parametrize("num_spec_tokens", [0, 3], ids=["plain", "spec"])
 @settings(BOUNDED, max_examples=10)
 @given(history=HISTORIES)
-def test_any_history(num_spec_tokens: int, block_size: int, history) -> None:
+def test_attend_compressed_gives_its_definition_after_any_history(num_spec_tokens: int, block_size: int, history) -> None:
     engine = make_engine(num_spec_tokens=num_spec_tokens, block_size=block_size)
     for step, leaving in history:
         run.run_step(engine, step)
@@ -46,14 +46,14 @@ def test_any_history(num_spec_tokens: int, block_size: int, history) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_every_type(dtype: str) -> None:
+def test_attend_compressed_gives_its_definition_in_every_type(dtype: str) -> None:
     engine = make_engine(dtype)
     for step in [((0, 17), (1, 3)), ((1, 1), (0, 1)), ((0, 1), (1, 30)), ((2, 9), (0, 2), (1, 1))]:
         run.run_step(engine, step)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_quantised_caches(dtype: str) -> None:
+def test_attend_compressed_reads_what_quantised_caches_hold(dtype: str) -> None:
     """Rows and entries of 584-byte records, index keys in fp8, each held against what its codec gives back."""
     engine = make_engine(dtype, kv_layout="compressed")
     names = {group.part: group.layout.name for group in engine.plan.groups}
@@ -101,7 +101,7 @@ def test_a_shared_prefix_carries_its_states(block_size: int) -> None:
         run.run_step(engine, step)
 
 
-def test_an_engines_own_memory() -> None:
+def test_an_engines_own_memory_gives_what_hals_pools_give() -> None:
     """Bound storage whose pages lie further apart than they are long gives what hal's own pools give."""
     plan = make_engine().plan
     storage = {
@@ -236,7 +236,7 @@ def pad(inputs: dict, tokens: int) -> dict:
     }
 
 
-def test_no_token_at_all() -> None:
+def test_a_step_without_any_token_is_run() -> None:
     engine = make_engine()
     run.run_step(engine, ())
     run.run_step(engine, ((0, 0),))

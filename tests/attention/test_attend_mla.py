@@ -64,21 +64,23 @@ def play(engine: Engine, history, **batch) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_mixed_run_in_every_type(form: str, dtype: str, force) -> None:
+def test_attend_mla_gives_its_definition_in_every_type(form: str, dtype: str, force) -> None:
     force(form)
     play(Engine(EVERY_KIND, dtype=dtype, seed=2), [(step, None) for step in SCRIPT])
 
 
 @PATCHED
 @given(history=HISTORIES, form=st.sampled_from(FORMS), block_size=st.sampled_from([1, 2, 4, 16]), spec=st.integers(0, 2))
-def test_any_history(history, form: str, block_size: int, spec: int, force) -> None:
+def test_attend_mla_gives_its_definition_after_any_history(history, form: str, block_size: int, spec: int, force) -> None:
     force(form)
     play(Engine(EVERY_KIND, dtype="float64", block_size=block_size, num_spec_tokens=spec), history)
 
 
 @PATCHED
 @given(history=HISTORIES, form=st.sampled_from(FORMS), pages=st.integers(1, 3), block_size=st.sampled_from([1, 2, 4]))
-def test_context_in_small_chunks(history, form: str, pages: int, block_size: int, force, small_chunks) -> None:
+def test_context_in_small_chunks_gives_the_definition(
+    history, form: str, pages: int, block_size: int, force, small_chunks
+) -> None:
     force(form)
     small_chunks(pages)
     play(Engine(EVERY_KIND, dtype="float64", block_size=block_size), history)
@@ -130,7 +132,7 @@ def test_scores_in_small_pieces_choose_the_same_keys(logits: int) -> None:
 
 
 @pytest.mark.parametrize("step", [[], [(0, 0)], [(0, 0), (1, 0)]], ids=["nobody", "one_idle", "two_idle"])
-def test_a_step_without_tokens(step: list[tuple[int, int]]) -> None:
+def test_attend_mla_of_a_step_without_tokens_gives_none_and_changes_nothing(step: list[tuple[int, int]]) -> None:
     engine = Engine(EVERY_KIND)
     weights = bind(engine)
     run_step(engine, weights, [(0, 3), (1, 8)])

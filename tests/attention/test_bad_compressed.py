@@ -96,7 +96,7 @@ def good(engine: Engine, layer_id: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_does_not_fit_is_refused_before_any_write(engine: Engine, name: str) -> None:
+def test_what_does_not_fit_a_compressed_layer_is_refused_before_any_write(engine: Engine, name: str) -> None:
     layer_id, make, words = CASES[name]
     metadata = engine.attention.build(engine.schedule(STEP))
     arguments = good(engine, layer_id)
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_refused_before_any_write(engine: Engine, name: str
 
 
 @pytest.mark.parametrize("layer_id", range(6))
-def test_what_fits_is_served(engine: Engine, layer_id: int) -> None:
+def test_what_fits_a_compressed_layer_is_served(engine: Engine, layer_id: int) -> None:
     """Otherwise the arguments above might be refused for another reason."""
     metadata = engine.attention.build(engine.schedule(STEP))
     for one in ([1] if layer_id == 3 else []) + [layer_id]:
@@ -119,7 +119,7 @@ def test_what_fits_is_served(engine: Engine, layer_id: int) -> None:
         assert out.isfinite().all()
 
 
-def test_a_layer_of_another_kind(engine: Engine) -> None:
+def test_a_layer_of_another_kind_is_refused(engine: Engine) -> None:
     metadata = engine.attention.build(engine.schedule(STEP))
     arguments = run.layer_inputs(engine, LAYERS[0], STEP)
     with pytest.raises(hal.BatchError, match="layer 6"):

@@ -133,7 +133,7 @@ CASES: dict[str, tuple[int, Make, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_does_not_fit_is_refused_before_any_write(engine: Engine, name: str) -> None:
+def test_what_does_not_fit_the_layer_or_the_step_is_refused_before_any_write(engine: Engine, name: str) -> None:
     layer_id, make, words = CASES[name]
     metadata = engine.attention.build(engine.schedule([(0, 2), (1, 1)]))
     before = snapshot(engine.attention)
@@ -184,7 +184,7 @@ def test_what_is_no_cache_is_not_bound(engine: Engine, name: str) -> None:
 
 
 @pytest.mark.parametrize("layer_id", range(len(LAYERS)))
-def test_what_fits_is_served(engine: Engine, layer_id: int) -> None:
+def test_what_fits_the_layer_and_the_step_is_served(engine: Engine, layer_id: int) -> None:
     """Otherwise the arguments above might be refused for another reason."""
     metadata = engine.attention.build(engine.schedule([(0, 2), (1, 1)]))
     if layer_id == 5:

@@ -76,7 +76,7 @@ class TestFromDevice:
     @pytest.mark.parametrize("known", ["bounds", "lengths"])
     @pytest.mark.parametrize("how", PLACES)
     @pytest.mark.parametrize("kind", SHAPES)
-    def test_device_batches_on_bound_tensors(self, kind: str, how: str, known: str) -> None:
+    def test_device_batches_run_on_bound_tensors(self, kind: str, how: str, known: str) -> None:
         engine = Engine(SHAPES[kind], dtype="float64")
         engine.attention = engine.plan.bind(place(engine.plan.cache_specs(), 40, how))
         self.run(engine, kind, lambda batch: self.to_device(batch, batch.block_tables, known))

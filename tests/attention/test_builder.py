@@ -27,7 +27,7 @@ def attention(request: pytest.FixtureRequest) -> hal.Attention:
 
 @BOUNDED
 @given(drawn=batches())
-def test_any_batch(attention: hal.Attention, drawn: tuple[hal.Batch, list[bool] | None]) -> None:
+def test_metadata_of_any_batch_is_the_oracles(attention: hal.Attention, drawn: tuple[hal.Batch, list[bool] | None]) -> None:
     batch, flags = drawn
     metadata = attention.build(batch)
     facts = facts_of(batch, 4, 1 + attention.plan.num_spec_tokens, 3, flags)

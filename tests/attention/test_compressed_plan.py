@@ -40,7 +40,7 @@ def planned(shape: hal.config.ModelShape = V4, limits: hal.Limits = LIMITS, **ch
     return hal.plan(shape, "cpu", limits=limits, **({"dtype": "bfloat16"} | changes))
 
 
-def test_groups() -> None:
+def test_compressed_layers_of_a_kind_share_cache_groups() -> None:
     found = [
         (
             group.part,

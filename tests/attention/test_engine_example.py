@@ -137,7 +137,7 @@ def test_a_prompt_that_could_never_run_is_refused(module: Any) -> None:
     assert not engine.waiting
 
 
-def test_it_runs_as_a_script() -> None:
+def test_the_example_engine_runs_as_a_script() -> None:
     environment = os.environ | {"PYTHONPATH": str(PATH.parents[1])}
     done = subprocess.run([sys.executable, str(PATH)], capture_output=True, text=True, check=True, timeout=60, env=environment)
     assert "40 requests served" in done.stdout

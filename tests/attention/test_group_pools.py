@@ -62,7 +62,7 @@ class TestPools:
             ((9, True), "num_blocks is True"),
         ],
     )
-    def test_numbers_that_do_not_fit_the_groups(self, blocks: Any, words: str) -> None:
+    def test_numbers_that_do_not_fit_the_groups_are_refused(self, blocks: Any, words: str) -> None:
         with pytest.raises(ValueError, match=words):
             make_plan().open(blocks)
 
@@ -81,7 +81,7 @@ class TestBoundTensors:
         attention = self.bind({0: 9, 1: 5, 2: 9})
         assert [pool.num_pages for pool in attention.pools] == [9, 5]
 
-    def test_and_not_within_one(self) -> None:
+    def test_the_layers_of_one_group_have_one_number_of_pages(self) -> None:
         with pytest.raises(hal.LayoutError, match=r"group 0 .*\{0: 9, 2: 8\}"):
             self.bind({0: 9, 1: 5, 2: 8})
 
@@ -96,7 +96,7 @@ class TestTables:
     def attention(self) -> hal.Attention:
         return make_plan().open((9, 5))
 
-    def test_one_table_each(self, attention: hal.Attention) -> None:
+    def test_each_group_takes_slots_from_its_own_table(self, attention: hal.Attention) -> None:
         metadata = attention.build(hal.Batch([1, 1], [9, 5], good()))
         assert [group.slot_mapping.tolist() for group in metadata.groups] == [[8, 16], [8, 4]]
 
@@ -153,15 +153,15 @@ class TestFreedPages:
         assert metadata.groups[SLIDING].batch.block_table[0, :4].tolist() == [-1, -1, 2, 3]
         assert metadata.groups[SLIDING].slot_mapping.tolist() == [13, 14]
 
-    def test_nor_inside_it(self, attention: hal.Attention) -> None:
+    def test_a_page_inside_the_window_cannot_be_gone(self, attention: hal.Attention) -> None:
         with pytest.raises(hal.BatchError, match=r"request 0 has block -1 in column 2.*columns before 2 .*window of 6"):
             self.build(attention, list(self.ROW), [-1, -1, -1, 3])
 
-    def test_nor_in_a_group_without_one(self, attention: hal.Attention) -> None:
+    def test_a_page_of_a_group_without_a_window_cannot_be_gone(self, attention: hal.Attention) -> None:
         with pytest.raises(hal.BatchError, match=r"request 0 has block -1 in column 0; blocks are 0 to 8$"):
             self.build(attention, [-1, 1, 2, 3], list(self.ROW))
 
-    def test_nor_in_a_table_that_serves_both(self) -> None:
+    def test_a_page_of_a_table_that_serves_both_groups_cannot_be_gone(self) -> None:
         attention = make_plan().open(9)
         with pytest.raises(hal.BatchError, match="block -1 in column 0"):
             attention.build(hal.Batch([2], [15], table_of([[-1, 1, 2, 3]], 4)))
@@ -180,7 +180,7 @@ class TestFreedPages:
     def test_a_request_without_new_tokens_keeps_what_its_next_one_sees(self, attention: hal.Attention) -> None:
         attention.build(hal.Batch([0], [15], [table_of([row], 4) for row in (list(self.ROW), [-1, -1, 2, 3])]))
 
-    def test_boundaries(self) -> None:
+    def test_a_page_can_be_gone_from_the_length_at_which_the_window_has_left_it(self) -> None:
         """For every length: the last column that may be gone, and the first that may not."""
         attention = make_plan(model(gqa(0, window=WINDOW))).open(20)
         for length in range(1, 40):
@@ -219,7 +219,7 @@ class TestReadOnly:
         assert attention.build(hal.Batch([1], [9], [pages])).slot_mapping.tolist() == [8]
 
     @pytest.mark.parametrize(("new", "position"), [(1, 8), (4, 5), (9, 0)])
-    def test_and_never_written(self, attention: hal.Attention, new: int, position: int) -> None:
+    def test_a_page_that_two_requests_hold_is_never_written(self, attention: hal.Attention, new: int, position: int) -> None:
         pages = self.share(attention, 3)
         before = snapshot(attention)
         batch = hal.Batch([1, new], [1, 9], [[*attention.pages.allocate(1), 0, 0], pages])
@@ -227,12 +227,12 @@ class TestReadOnly:
             attention.build(batch)
         assert unchanged(attention, before)
 
-    def test_until_the_others_let_go(self, attention: hal.Attention) -> None:
+    def test_a_page_is_written_again_when_the_others_let_go(self, attention: hal.Attention) -> None:
         pages = self.share(attention, 1)
         attention.pages.free(pages)
         assert attention.build(hal.Batch([1], [3], [pages])).slot_mapping.tolist() == [2]
 
-    def test_each_group_by_its_own_pool(self) -> None:
+    def test_each_group_asks_its_own_pool_who_holds_a_page(self) -> None:
         attention = make_plan().open((9, 5))
         full, sliding = attention.pools[FULL].allocate(1), attention.pools[SLIDING].allocate(1)
         attention.pools[SLIDING].share(sliding)
@@ -248,10 +248,10 @@ class TestCapacity:
         positions = 4 * (WINDOW - 1) + 32
         assert sliding == (positions + 4 * 6) // 4
 
-    def test_never_more_than_without_a_window(self) -> None:
+    def test_a_window_group_never_needs_more_than_one_without_a_window(self) -> None:
         assert make_plan().blocks_per_group(8) == (2, 2)
 
-    def test_tokens_in_some_memory(self) -> None:
+    def test_the_tokens_that_fit_some_memory_are_the_inverse_of_its_pages(self) -> None:
         plan = make_plan()
         for pages in (1, 5, 20, 64):
             blocks = plan.blocks_per_group(pages * 4)

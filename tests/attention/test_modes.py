@@ -60,7 +60,7 @@ def attend(engine: Engine, batch: hal.Batch, requires_grad: bool) -> list[torch.
 
 @pytest.mark.parametrize("stepped", MODES)
 @pytest.mark.parametrize("opened", MODES)
-def test_modes_change_nothing(opened: str, stepped: str) -> None:
+def test_gradient_and_inference_modes_change_no_result(opened: str, stepped: str) -> None:
     _, expected = run("no_grad", "no_grad")
     _, outs = run(opened, stepped)
     assert all(torch.equal(out, other) for out, other in zip(outs, expected, strict=True))

@@ -66,7 +66,7 @@ def opened(kind: str) -> Engine:
 @pytest.mark.parametrize("kind", LAYERS)
 @BOUNDED
 @given(step=steps(), seed=st.integers(0, 2**31))
-def test_decodes_first_or_anywhere(kind: str, step, seed: int) -> None:
+def test_any_order_of_requests_gives_each_the_same_result(kind: str, step, seed: int) -> None:
     results = []
     for arrange in (list, lambda members: [members[i] for i in _order(members)], lambda members: members[::-1]):
         engine = opened(kind)

@@ -38,7 +38,7 @@ def take_away(tables: np.ndarray, is_seen: bool) -> np.ndarray:
 @pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "unseen"])
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("name", STEPS)
-def test_padded_tokens_are_nobodys(name: str, known: str, is_seen: bool, slots: int | None) -> None:
+def test_padded_tokens_belong_to_no_request(name: str, known: str, is_seen: bool, slots: int | None) -> None:
     queries, lengths = STEPS[name]
     real, tables = sum(queries), take_away(make_tables(len(queries)), is_seen)
     given = None if slots is None else torch.full((PADDED,), slots)

@@ -75,7 +75,7 @@ def make_index(engine: Engine, layer: LayerShape, step: Step, is_ready: bool) ->
 @pytest.mark.parametrize("num_spec_tokens", [0, 3], ids=["plain", "spec"])
 @settings(BOUNDED, max_examples=15)
 @given(history=HISTORIES)
-def test_any_history(num_spec_tokens: int, history) -> None:
+def test_attention_over_pooled_keys_is_its_definition_after_any_history(num_spec_tokens: int, history) -> None:
     engine, weights = make_engine(num_spec_tokens=num_spec_tokens)
     for step, leaving in history:
         run_step(engine, weights, step)
@@ -86,13 +86,13 @@ STEPS = [((0, 17), (1, 3)), ((1, 1), (0, 1)), ((0, 1), (1, 30)), ((2, 9), (0, 2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_type(dtype: str) -> None:
+def test_attention_over_pooled_keys_is_its_definition_in_every_type(dtype: str) -> None:
     engine, weights = make_engine(dtype=dtype)
     for step in STEPS:
         run_step(engine, weights, step)
 
 
-def test_keys_that_are_pooled_already() -> None:
+def test_keys_that_are_pooled_already_are_taken_as_they_are() -> None:
     """Rows of tokens that close no pool are not read: they hold NaN here."""
     engine, weights = make_engine()
     for step in STEPS:
@@ -100,7 +100,7 @@ def test_keys_that_are_pooled_already() -> None:
 
 
 @pytest.mark.parametrize("form", ["absorbed", "decompressed"])
-def test_both_forms(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_over_pooled_keys_is_its_definition_in_both_forms(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hal.common.stepping.runs.choose_form", lambda *_: form)
     engine, weights = make_engine()
     for step in STEPS:

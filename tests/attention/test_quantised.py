@@ -51,7 +51,7 @@ def absorbed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fp8", VARIANTS)
-def test_heads(fp8: str, dtype: str) -> None:
+def test_attend_reads_what_quantised_heads_hold(fp8: str, dtype: str) -> None:
     engine = make_engine(HEADS, "kv_fp8", fp8, dtype)
     for layer_id, scale in ((0, torch.tensor([0.02, 0.03])), (1, torch.rand(2, 2) * 0.01 + 0.01)):
         engine.attention.set_scale(layer_id, scale)
@@ -62,7 +62,7 @@ def test_heads(fp8: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fp8", VARIANTS)
 @pytest.mark.parametrize("kv_layout", LATENTS)
-def test_latents(kv_layout: str, fp8: str, dtype: str, absorbed: None) -> None:
+def test_attend_mla_reads_what_quantised_latents_hold(kv_layout: str, fp8: str, dtype: str, absorbed: None) -> None:
     engine = make_engine(ROWS, kv_layout, fp8, dtype)
     if kv_layout == "latent_fp8":
         engine.attention.set_scale(0, torch.tensor([0.03]))
@@ -72,7 +72,9 @@ def test_latents(kv_layout: str, fp8: str, dtype: str, absorbed: None) -> None:
 
 
 @pytest.mark.parametrize("kv_layout", LATENTS)
-def test_decompressed_latents(kv_layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompressed_latents_are_cached_ones_before_the_step_and_given_ones_in_it(
+    kv_layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Earlier tokens come from the cache, new ones as they were given."""
     monkeypatch.setattr(mla_runs, "choose_form", lambda *_: "decompressed")
     engine = make_engine(ROWS, kv_layout)
@@ -84,7 +86,7 @@ def test_decompressed_latents(kv_layout: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fp8", VARIANTS)
-def test_compressed_rows(fp8: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attend_compressed_reads_what_quantised_rows_hold(fp8: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows and entries as their bytes decode, and entries within the quantisation's error of what they are made of.
 
     Indexers pick every entry: which ones they pick of some is another test's question.
@@ -113,7 +115,7 @@ def test_compressed_rows(fp8: str, dtype: str, monkeypatch: pytest.MonkeyPatch) 
 
 @settings(BOUNDED, max_examples=6)
 @given(history=HISTORIES, block_size=st.sampled_from([1, 4, 16]), kv_layout=st.sampled_from(["kv_fp8", *LATENTS]))
-def test_any_history(history, block_size: int, kv_layout: str) -> None:
+def test_quantised_caches_give_what_their_bytes_hold_after_any_history(history, block_size: int, kv_layout: str) -> None:
     shape = HEADS if kv_layout == "kv_fp8" else model(*(replace(layer, indexer=None) for layer in ROWS.layers))
     engine = make_engine(shape, kv_layout, limits=hal.Limits(64, 6, 48, block_size=block_size))
     if kv_layout == "kv_fp8":

@@ -20,7 +20,7 @@ def engine() -> Engine:
     return engine
 
 
-def test_both_read_the_prefix_and_go_their_own_ways(engine: Engine) -> None:
+def test_two_requests_read_a_shared_prefix_and_go_their_own_ways(engine: Engine) -> None:
     run_step(engine, [(1, 3), (0, 1)])
     run_step(engine, [(0, 2), (1, 1)])
     assert engine.requests[0].pages[:2] == engine.requests[1].pages[:2]

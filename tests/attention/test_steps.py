@@ -59,7 +59,7 @@ class TestWeights:
         ],
         ids=["rank", "heads", "transposed"],
     )
-    def test_shapes_that_do_not_fit(self, name: str, w_uk, w_uv, words: list[str]) -> None:
+    def test_weights_whose_shapes_do_not_fit_are_refused(self, name: str, w_uk, w_uv, words: list[str]) -> None:
         engine = Engine(model(mla()))
         with pytest.raises(hal.LayoutError, match=f"layer 0: {name}") as error:
             engine.attention.bind_weights(0, engine.random(*w_uk), engine.random(*w_uv))

@@ -35,7 +35,7 @@ UNWRITTEN = st.lists(st.booleans(), min_size=5, max_size=5)
 
 @BOUNDED
 @given(unwritten=UNWRITTEN, seed=st.integers(0, 2**31))
-def test_queries_of_unwritten_tokens(unwritten: list[bool], seed: int) -> None:
+def test_queries_of_unwritten_tokens_see_no_other_keys(unwritten: list[bool], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     attention = hal.plan(model(gqa(0), mla(1)), "cpu", limits=LIMITS, dtype="float32").open(24)
     for cache in attention.caches.values():

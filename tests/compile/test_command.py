@@ -60,7 +60,7 @@ def test_fleet_is_every_arch_with_a_compiler() -> None:
 
 
 @pytest.mark.usefixtures("without_interpreter")
-def test_good_kernels_pass(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_good_kernels_compile_with_exit_code_0_and_their_figures(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", str(config), "--device", "gfx942", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     kernels = {row["kernel"] for row in report["rows"]}

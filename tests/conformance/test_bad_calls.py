@@ -138,7 +138,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[HalError], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_does_not_go_together_is_refused(name: str) -> None:
+def test_the_cpu_refuses_what_does_not_go_together(name: str) -> None:
     call, kind, words = CASES[name]
     before = [stored_elements(cache).clone() for cache in (HEADS, RECORDS)]
     with pytest.raises(kind, match=words):

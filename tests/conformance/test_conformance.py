@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("target", "case"), params)
 
 
-def test_call(target: Target, case, prove):
+def test_a_backend_does_what_the_contract_says_on_this_machine(target: Target, case, prove):
     device = target.device.name if target.needs_hardware else ""
     prove(case, backend=target.backend.name, arch=target.device.arch, state="verified", means="the device itself", device=device)
     case.check(target.backend(target.device))

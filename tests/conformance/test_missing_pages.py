@@ -18,24 +18,24 @@ from .missing_pages import MASKS, NOTHING
 @pytest.mark.parametrize("block", NOTHING)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("layout", ["kv", "latent"])
-def test_their_keys_are_nobodys(layout: str, mask: str, block: str) -> None:
+def test_the_cpu_sees_no_key_of_a_missing_page(layout: str, mask: str, block: str) -> None:
     missing_pages.check_attention(kernels("cpu"), layout, MASKS[mask], NOTHING[block])
 
 
 @pytest.mark.parametrize("block", NOTHING)
-def test_they_are_never_chosen(block: str) -> None:
+def test_the_cpu_never_chooses_a_key_of_a_missing_page(block: str) -> None:
     missing_pages.check_choice(kernels("cpu"), NOTHING[block])
 
 
 @pytest.mark.parametrize("stranger", NOTHING)
 @pytest.mark.parametrize("name", ["latent", "latent_fp8", "fp8_ds_mla", "compressed"])
-def test_numbers_that_are_no_row_are_no_key(name: str, stranger: str) -> None:
+def test_the_cpu_and_the_reference_take_no_key_from_a_number_that_is_no_row(name: str, stranger: str) -> None:
     for backend in (kernels("cpu"), ReferenceBackend(Device.from_arch("cpu"))):
         missing_pages.check_rows(backend, sample_layout(name, "float32", FULL), NOTHING[stranger])
 
 
 @pytest.mark.parametrize("block", NOTHING)
-def test_their_states_join_no_entry(block: str) -> None:
+def test_states_of_a_missing_page_join_no_entry(block: str) -> None:
     missing_pages.check_compressing(kernels("cpu"), NOTHING[block])
 
 

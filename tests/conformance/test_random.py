@@ -38,7 +38,7 @@ def batch_cases(draw):
 
 @BOUNDED
 @given(data=st.data(), batch=batch_cases(), name=st.text("abc", max_size=4), kv_heads=st.integers(1, 3), group=st.integers(1, 3))
-def test_paged_attention_on_random_batches(target, data, batch, name, kv_heads, group):
+def test_paged_attention_on_any_batch_is_the_references(target, data, batch, name, kv_heads, group):
     backend, declared = open_target(target, "paged_attention"), target.backend.capabilities
     sizes = fit_sizes(declared, FULL)
     if "attention" not in declared.families:

@@ -36,7 +36,7 @@ def test_varlen_attention_is_torch_attention(causal, kv_heads):
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: batch.id)
-def test_pages_change_nothing(batch):
+def test_the_reference_gives_the_same_over_pages_as_without_them(batch):
     generator = make_generator(batch.id)
     cache, table = build_cache(attention_layout(2, 8, 6, "float64"), batch.seq_lens, 4, generator, STRIDED)
     q = random_tensor(generator, batch.num_tokens, 4, 8, dtype="float64")
@@ -122,7 +122,7 @@ def test_scores_of_a_chunk_are_rows_of_the_whole():
     assert whole[4].isfinite().sum() == 20
 
 
-def test_scores_by_hand():
+def test_scores_of_the_reference_are_those_worked_out_by_hand():
     cache = poisoned_cache(index_layout(2, "float32"), 1, 2)
     reference.write_rows(cache, torch.tensor([0, 1]), [torch.tensor([[1.0, 0.0], [-1.0, 2.0]])])
     iq = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
@@ -131,7 +131,7 @@ def test_scores_by_hand():
     assert scores.tolist() == [[6.0, -2.0]]
 
 
-def test_topk_by_hand():
+def test_choices_of_the_reference_are_those_worked_out_by_hand():
     scores = torch.tensor([[1.0, math.nan, 3.0, 3.0, -0.0, 0.0]]).repeat(5, 1)
     topk = reference.select_topk(scores, ints(6, 3, 0, -1, 6), 3, 4)
     assert topk.tolist() == [[2, 3, 0, -1], [2, 0, 1, -1], [-1] * 4, [-1] * 4, [2, 3, 0, -1]]
@@ -139,7 +139,7 @@ def test_topk_by_hand():
         reference.select_topk(scores, ints(6, 3, 0, -1, 6), 5, 4)
 
 
-def test_pools_by_hand():
+def test_pools_of_the_reference_are_those_worked_out_by_hand():
     topk, lengths = torch.stack([ints(1, 0), ints(1, 2), ints(0, -1), ints(-1, -1)]), ints(11, 11, 3, 0)
     tokens = reference.expand_pools(topk, lengths, 4, 12).tolist()
     assert [[token for token in row if token >= 0] for row in tokens] == [

@@ -124,7 +124,7 @@ def test_an_exception_of_another_type_is_chained(device):
 
 
 @pytest.mark.parametrize("profile", [SMALL, FULL], ids=lambda profile: profile.name)
-def test_the_ids_are_unique(profile):
+def test_ids_of_cases_are_unique(profile):
     ids = [case.id for case in conformance_cases(ReferenceBackend, profile)]
     assert len(set(ids)) == len(ids)
 

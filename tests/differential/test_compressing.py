@@ -173,7 +173,9 @@ def attention() -> hal.Attention:
     is_device=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_slots_of_entries(attention: hal.Attention, lengths: list[tuple[int, int]], is_device: bool, seed: int) -> None:
+def test_only_tokens_that_close_a_group_have_a_slot_of_an_entry(
+    attention: hal.Attention, lengths: list[tuple[int, int]], is_device: bool, seed: int
+) -> None:
     """A token whose position closes a group of ratio tokens has a slot, in the page where the group's number says; others -1.
 
     Of a page's compressor states the last of the step have slots.

@@ -53,7 +53,7 @@ def test_rows_are_kept_and_only_a_first_piece_continues_on_a_page(contexts: list
         assert [piece.request for piece in chunk] == sorted({piece.request for piece in chunk})
 
 
-def test_a_long_context_by_hand() -> None:
+def test_pieces_of_a_long_context_are_those_worked_out_by_hand() -> None:
     first, second, third = plan_context([5, 0, 21], 12, 4)
     assert first == (ContextPiece(request=0, start=0, stop=5), ContextPiece(request=2, start=0, stop=4))
     assert second == (ContextPiece(request=2, start=4, stop=16),)

@@ -106,7 +106,7 @@ def test_single_token_decodes_need_no_second_order(attention: hal.Attention, ste
 
 @BOUNDED
 @given(step=steps())
-def test_padding_is_neutral(attention: hal.Attention, step: Step) -> None:
+def test_padding_changes_no_token_of_a_step(attention: hal.Attention, step: Step) -> None:
     """Tokens to slot -1 of request 0; requests without tokens or keys, on page 0; the last start repeated."""
     attention.build(Step(query_lens=[6] * 8, contexts=[50] * 8, prefilling=[True] * 8).batch())
     metadata = attention.build(step.batch())

@@ -39,7 +39,7 @@ def test_every_byte_stands_for_what_the_format_says(variant: str) -> None:
 
 
 @VARIANTS
-def test_codes_ties_and_their_neighbours(variant: str) -> None:
+def test_ties_and_their_neighbours_get_the_codes_that_trying_all_finds(variant: str) -> None:
     numbers = [sign * number for number in halfway(variant) for sign in (1.0, -1.0)]
     numbers += [math.nan, math.inf, -math.inf, 449.0, 225.0, -1e30]
     codes = pack_codes(torch.tensor(numbers), variant).view(torch.uint8).tolist()
@@ -48,7 +48,7 @@ def test_codes_ties_and_their_neighbours(variant: str) -> None:
 
 @BOUNDED
 @given(numbers=st.lists(NUMBERS, min_size=1, max_size=12), data=st.data())
-def test_random_numbers(numbers: list[float], data) -> None:
+def test_any_numbers_get_the_codes_that_trying_all_finds(numbers: list[float], data) -> None:
     variant = data.draw(st.sampled_from(["e4m3fn", "e4m3fnuz"]))
     codes = pack_codes(torch.tensor(numbers), variant).view(torch.uint8).tolist()
     assert codes == [oracle.encode(number, variant) for number in numbers]
@@ -65,7 +65,7 @@ MAGNITUDES = st.builds(
 
 @BOUNDED
 @given(amax=MAGNITUDES | st.just(0.0), data=st.data())
-def test_scales_floors_and_exponents(amax: float, data) -> None:
+def test_scales_keep_their_floors_and_exponents(amax: float, data) -> None:
     variant = data.draw(st.sampled_from(["e4m3fn", "e4m3fnuz"]))
     lanes = torch.zeros(1, 128)
     lanes[0, 3] = -amax

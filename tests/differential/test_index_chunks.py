@@ -63,7 +63,7 @@ def test_no_two_neighbours_would_have_fitted_together(lengths: list[tuple[int, i
             ) * widest > cap
 
 
-def test_grouping_by_hand() -> None:
+def test_chunks_are_those_worked_out_by_hand() -> None:
     (one,) = plan_scores([1] * 8, [10] * 8, 4, 80)
     assert (one.token_start, one.token_stop, one.max_seq_len) == (0, 8, 10)
     assert [chunk.token_stop - chunk.token_start for chunk in plan_scores([1] * 8, [10] * 8, 4, 30)] == [3, 3, 2]

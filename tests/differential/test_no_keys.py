@@ -32,7 +32,7 @@ def starts(lengths: list[int]) -> list[int]:
 
 @ON_KERNELS
 @given(requests=REQUESTS, seed=SEEDS)
-def test_paged(target, requests: list[tuple[int, int]], seed: int) -> None:
+def test_queries_without_keys_give_0_over_pages(target, requests: list[tuple[int, int]], seed: int) -> None:
     backend = open_target(target, "paged_attention")
     where, generator = place_of(backend), torch.Generator().manual_seed(seed)
     queries, lengths = [query for query, _ in requests], [keys for _, keys in requests]
@@ -60,7 +60,7 @@ def test_paged(target, requests: list[tuple[int, int]], seed: int) -> None:
 
 @ON_KERNELS
 @given(requests=REQUESTS, seed=SEEDS)
-def test_contiguous(target, requests: list[tuple[int, int]], seed: int) -> None:
+def test_queries_without_keys_give_0_over_contiguous_keys(target, requests: list[tuple[int, int]], seed: int) -> None:
     backend = open_target(target, "varlen_attention")
     where, generator = place_of(backend), torch.Generator().manual_seed(seed)
     queries, lengths = [query for query, _ in requests], [keys for _, keys in requests]
@@ -92,7 +92,7 @@ def test_contiguous(target, requests: list[tuple[int, int]], seed: int) -> None:
 
 @ON_KERNELS
 @given(counts=st.lists(st.sampled_from([0, 0, 1, 3, 7]), min_size=1, max_size=5), lists=st.integers(1, 2), seed=SEEDS)
-def test_sparse(target, counts: list[int], lists: int, seed: int) -> None:
+def test_queries_without_keys_give_0_over_chosen_rows(target, counts: list[int], lists: int, seed: int) -> None:
     backend = open_target(target, "sparse_mla")
     where, generator = place_of(backend), torch.Generator().manual_seed(seed)
     size = fit_sizes(target.backend.capabilities, FULL).block_sizes[0]

@@ -233,7 +233,7 @@ def test_a_page_size_that_a_run_does_not_divide_is_refused() -> None:
         builder(hal.Parallel(dcp=2, interleave=5))
 
 
-def test_buffers_are_a_ranks() -> None:
+def test_buffers_are_as_large_as_a_ranks_share() -> None:
     layers, limits = (mla(0), sparse(1, topk=4)), hal.Limits(96, 3, 64, block_size=16)
     names = {}
     for parallel in (hal.Parallel(), hal.Parallel(dcp=2), hal.Parallel(tp=3, dcp=3)):

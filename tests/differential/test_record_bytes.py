@@ -109,7 +109,7 @@ def as_lanes(parts: list[torch.Tensor], token: int) -> list[Lanes]:
 @EVERY
 @FEW
 @given(seed=st.integers(0, 2**31))
-def test_rows(name: str, seed: int) -> None:
+def test_a_row_is_its_record_to_the_byte(name: str, seed: int) -> None:
     sample = SAMPLES[name]
     parts = draw_parts(sample.layout, 2, seed)
     rows = sample.layout.pack(parts, sample.scale).contiguous().view(torch.uint8)
@@ -119,7 +119,7 @@ def test_rows(name: str, seed: int) -> None:
 
 @EVERY
 @pytest.mark.parametrize("block_size", [1, 4, 64])
-def test_pages(name: str, block_size: int) -> None:
+def test_a_page_is_its_records_to_the_byte(name: str, block_size: int) -> None:
     """A page is every token's first piece, then every token's second one, then padding; a token that is not written is zeros."""
     sample, slots = SAMPLES[name], [0, 2 * block_size, 3 * block_size - 1, -1]
     layout = sample.layout
@@ -138,7 +138,7 @@ def test_pages(name: str, block_size: int) -> None:
         assert bytes(memory[page].tolist()) == expected.ljust(size, b"\0")
 
 
-def test_bytes_of_the_served_sizes() -> None:
+def test_records_of_served_sizes_take_the_known_bytes() -> None:
     assert fp8_ds_mla_layout(512, 64).bytes_per_token == 656
     assert index_fp8_layout(128).bytes_per_token == 132
     assert compressed_layout(512, 64).bytes_per_token == 584

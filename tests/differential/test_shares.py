@@ -85,6 +85,6 @@ def test_bounds_are_localised_token_by_token(ranks: int, run: int, context: int,
         assert local_length(torch.tensor(bounds), parallel).tolist() == seen
 
 
-def test_bounds_by_hand() -> None:
+def test_bounds_of_a_rank_are_those_worked_out_by_hand() -> None:
     parallel = Parallel(dcp=2, dcp_rank=1)
     assert [local_length(bound, parallel) for bound in (8, 9, 10)] == [4, 4, 5]

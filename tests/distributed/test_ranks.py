@@ -34,7 +34,7 @@ def run_group(ranks: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("ranks", "name"), NAMES, ids=[f"{ranks}ranks-{name}" for ranks, name in NAMES])
-def test_ranks(ranks: int, name: str) -> None:
+def test_every_rank_of_a_group_passes_the_check(ranks: int, name: str) -> None:
     for rank, found in enumerate(run_group(ranks)):
         if name not in found:
             last = "; ".join(f"{check}: {result}" for check, result in list(found.items())[-1:])

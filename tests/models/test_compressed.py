@@ -38,7 +38,7 @@ def test_groups_of_two_tokens_overlap_too() -> None:
     assert [list(generation.tokens) for generation in oracle.run_on_hal(module).generate(prompts, 8)] == ids[:, 9:].tolist()
 
 
-def test_entries_count(module: PreTrainedModel) -> None:
+def test_a_model_without_its_entries_answers_otherwise(module: PreTrainedModel) -> None:
     """The comparison above means something only if a model without its entries answers otherwise."""
     (prompt,) = oracle.random_prompts([45], seed=45)
     model = oracle.run_on_hal(module)
@@ -52,7 +52,7 @@ def test_entries_count(module: PreTrainedModel) -> None:
     assert not torch.allclose(whole[-1], changed[-1], atol=1e-3)
 
 
-def test_cut_anywhere(module: PreTrainedModel) -> None:
+def test_a_prompt_cut_anywhere_gives_the_logits_of_one_piece(module: PreTrainedModel) -> None:
     """A prompt in pieces that cut groups, then short extends, gives the logits of one piece."""
     (prompt,) = oracle.random_prompts([50], seed=6)
     expected = oracle.eager_logits(module, prompt)

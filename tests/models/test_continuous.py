@@ -55,7 +55,7 @@ def test_the_tokens_are_those_of_transformers_own_attention(
 
 
 @pytest.mark.parametrize("config", [tiny.llama, tiny.gemma2, tiny.qwen3], ids=["llama", "gemma2-softcap", "qwen3"])
-def test_each_prompt_gets_the_tokens_it_gets_alone(config: Callable[[], PreTrainedConfig]) -> None:
+def test_a_batch_of_transformers_gives_each_prompt_the_tokens_it_gets_alone(config: Callable[[], PreTrainedConfig]) -> None:
     together = run(enable_generate_batch(tiny.build(config())), max_batch_tokens=16)
     alone = attach(tiny.build(config()))
     for prompt, tokens in zip(oracle.random_prompts(LENGTHS, seed=3), together, strict=True):

@@ -125,7 +125,7 @@ def test_a_chunk_is_checked_against_the_mask() -> None:
         check_first_call(replace(LAYER, chunk=16), Attention(), call(mask=mask))
 
 
-def test_both_interfaces_know_hal_after_attaching() -> None:
+def test_both_interfaces_of_transformers_know_hal_after_attaching() -> None:
     attach(tiny.build(tiny.llama()))
     assert "hal" in AttentionInterface._global_mapping
     assert "hal" in ALL_MASK_ATTENTION_FUNCTIONS._global_mapping

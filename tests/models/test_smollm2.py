@@ -62,7 +62,7 @@ def test_five_questions_get_the_same_greedy_text_as_on_transformers(model: Model
         assert list(generation.tokens) == expected.tolist()
 
 
-def test_it_knows_the_capital_of_france(model: Model, folder: Path) -> None:
+def test_the_model_knows_the_capital_of_france(model: Model, folder: Path) -> None:
     assert "Paris" in str(model.generate(["The capital of France is"], 4)[0].text)
 
 

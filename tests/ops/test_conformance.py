@@ -14,5 +14,5 @@ OPERATORS = through_operators(find_backend("cpu"))
 
 
 @pytest.mark.parametrize("case", conformance_cases(OPERATORS, SMALL), ids=lambda case: case.id)
-def test_call(case: Case) -> None:
+def test_an_operator_does_what_the_contract_says(case: Case) -> None:
     case.check(OPERATORS(Device.from_arch("cpu")))

@@ -42,6 +42,6 @@ def test_the_compiled_decoder_gives_the_eager_ones_tokens(example: ModuleType, d
     assert len({token for text in ours for token in text}) > 5
 
 
-def test_each_prompt_gets_the_tokens_it_gets_alone(example: ModuleType, decoder: torch.nn.Module) -> None:
+def test_the_compiled_decoder_gives_each_prompt_the_tokens_it_gets_alone(example: ModuleType, decoder: torch.nn.Module) -> None:
     together = example.Engine(decoder, len(PROMPTS)).generate(PROMPTS, NEW_TOKENS)
     assert together == [example.Engine(decoder, 1).generate([prompt], NEW_TOKENS)[0] for prompt in PROMPTS]

@@ -40,7 +40,7 @@ def test_every_overload_is_sampled() -> None:
 
 
 @SOME_AND_NONE
-def test_opcheck(call: Callable[[], Any]) -> None:
+def test_an_operator_passes_what_torch_checks_of_operators(call: Callable[[], Any]) -> None:
     found = record(call)
     opcheck(found.operator, found.arguments, found.keywords, test_utils=_checks(found))
 

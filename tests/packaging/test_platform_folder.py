@@ -144,7 +144,7 @@ def test_a_folder_without_an_entry_point_is_named(tree: Path) -> None:
     assert "stray" in result.stdout
 
 
-def test_its_device_is_found_its_layers_are_planned_and_its_file_is_read(site: Path, tmp_path: Path) -> None:
+def test_the_device_of_a_new_folder_is_found_its_layers_planned_and_its_file_read(site: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA), encoding="utf-8")
     assert run_python(site, "-c", "import hal; print(*(d.target for d in hal.detect() if d.platform == 'dummy'))") == "dummy:d1\n"
@@ -154,6 +154,6 @@ def test_its_device_is_found_its_layers_are_planned_and_its_file_is_read(site: P
     assert run_python(site, "-c", code) == "('d1',)\n"
 
 
-def test_its_kernels_are_held_to_the_contract_and_its_fakes_are_found(site: Path) -> None:
+def test_the_kernels_of_a_new_folder_are_held_to_the_contract_and_its_fakes_found(site: Path) -> None:
     assert int(run_python(site, "-c", CELLS)) > 3
     assert run_python(site, "-c", STAND_IN) == "d1 1.0 0.5\n"

@@ -30,7 +30,7 @@ def open_backend(launcher: CompiledLauncher):
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
-def test_a_call_does_what_the_contract_says(case: Case, runtime: Runtime, prove: Prove) -> None:
+def test_compiled_spirv_does_what_the_contract_says(case: Case, runtime: Runtime, prove: Prove) -> None:
     prove(case, backend=PORTABLE, arch=ARCH, state="executed", means="compiled SPIR-V in Intel's OpenCL runtime for CPUs")
     case.check(open_backend(CompiledLauncher(runtime)))
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("name", on_cpu.CASES)
-def test_what_does_not_go_together_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_portable_kernels_refuse_what_does_not_go_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     portable = find_backend("cuda:triton")(Device.from_arch("cuda:sm_90", torch_device="cpu"))
     monkeypatch.setattr(on_cpu, "CPU", portable)
     with pytest.raises(HalError):

@@ -22,7 +22,7 @@ CASES = [(name, case) for name in TARGETS for case in conformance_cases(find_bac
 
 
 @pytest.mark.parametrize(("name", "case"), [pytest.param(name, case, id=f"{name}-{case.id}") for name, case in CASES])
-def test_a_call_does_what_the_contract_says(name: str, case: Case, prove: Prove) -> None:
+def test_a_portable_backend_does_what_the_contract_says_in_the_interpreter(name: str, case: Case, prove: Prove) -> None:
     device = Device.from_arch(TARGETS[name], torch_device="cpu")
     prove(case, backend=name, arch=device.arch, state="emulated", means=f"the interpreter of triton {version('triton')}")
     case.check(find_backend(name)(device))

@@ -27,15 +27,15 @@ def backend() -> object:
 @pytest.mark.parametrize("block", NOTHING)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("layout", ["kv", "latent"])
-def test_their_keys_are_nobodys(backend: object, layout: str, mask: str, block: str) -> None:
+def test_portable_kernels_see_no_key_of_a_missing_page(backend: object, layout: str, mask: str, block: str) -> None:
     missing_pages.check_attention(backend, layout, MASKS[mask], NOTHING[block])
 
 
 @pytest.mark.parametrize("block", NOTHING)
-def test_they_are_never_chosen(backend: object, block: str) -> None:
+def test_portable_kernels_never_choose_a_key_of_a_missing_page(backend: object, block: str) -> None:
     missing_pages.check_choice(backend, NOTHING[block])
 
 
 @pytest.mark.parametrize("stranger", NOTHING)
-def test_numbers_that_are_no_row_are_no_key(backend: object, stranger: str) -> None:
+def test_portable_kernels_take_no_key_from_a_number_that_is_no_row(backend: object, stranger: str) -> None:
     missing_pages.check_rows(backend, latent_layout(32, 16, "float32"), NOTHING[stranger])

@@ -134,7 +134,7 @@ def planned_keys(model: Model) -> set[LaunchKey]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_model_generates_what_it_does_on_the_cpu(
+def test_a_model_on_portable_kernels_generates_what_it_does_on_the_cpu(
     folder: Path, expected: list[list[int]], target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: set[LaunchKey] = set()

@@ -111,7 +111,7 @@ def test_tokens_of_the_cpu_are_clear(saved: Saved) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.id)
-def test_a_model_generates_what_it_does_on_the_cpu(saved: Saved, cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_on_adapters_generates_what_it_does_on_the_cpu(saved: Saved, cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     software = hal.Software({cell.library: cell.release})
     wanted = hal.Request(saved.shape.layer(0), cell.device, "bfloat16", software=software)
     if hal.supports_combination(wanted)[cell.backend]:

@@ -147,7 +147,7 @@ def find(removal: Removal) -> tuple[Cell, Held]:
 
 
 @pytest.mark.parametrize("removal", REMOVALS, ids=lambda removal: f"{removal.name}-{removal.cell}")
-def test_step_is_needed(removal: Removal) -> None:
+def test_an_adapter_without_one_of_its_steps_fails_against_the_stand_in(removal: Removal) -> None:
     cell, held = find(removal)
     cases = [case for case in cell.cases(held) if removal.case in case.id]
     assert cases

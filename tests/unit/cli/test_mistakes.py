@@ -124,7 +124,7 @@ def test_usage_error_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"hal {hal.__version__}\n"
 
@@ -152,7 +152,7 @@ def test_misspelt_variable_is_pointed_out_once(
 
 
 @pytest.mark.parametrize("command", ["explain", "generate", "doctor", "matrix", "compile", "bench"])
-def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_command_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
     assert f"hal {command} " in " ".join(text.partition("Examples:")[2].split()) + " "

@@ -66,7 +66,7 @@ def test_a_config_alone_is_counted(folder: Path, capsys: pytest.CaptureFixture[s
     ],
     ids=["as_stored", "converted", "quantised"],
 )
-def test_headers_are_summed(
+def test_weights_are_the_sum_of_a_checkpoints_headers(
     stored: str, dtype: str, width: int, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_file(folder / "model.safetensors", {"a": (stored, [10, 30]), "b": (stored, [50])})

@@ -21,7 +21,7 @@ from hal.config.runs import format_ids
     ],
     ids=str,
 )
-def test_ids(ids: range | list[int], text: str) -> None:
+def test_layer_ids_are_told_as_ranges(ids: range | list[int], text: str) -> None:
     assert format_ids(ids) == text
 
 
@@ -30,5 +30,5 @@ def test_ids(ids: range | list[int], text: str) -> None:
     [(0, "0 B"), (1152, "1,152 B"), (10240, "10.0 KiB"), (2**30, "1.0 GiB"), (5 * 2**40, "5.0 TiB")],
     ids=str,
 )
-def test_bytes(count: int, text: str) -> None:
+def test_bytes_are_told_in_fitting_units(count: int, text: str) -> None:
     assert format_bytes(count) == text

@@ -38,7 +38,7 @@ def first_number(cell: str) -> int:
 
 
 @needs_facts
-def test_nvidia() -> None:
+def test_archs_of_cuda_are_those_of_the_facts() -> None:
     known, seen = archs("cuda"), set()
     for cells in table("3.1 NVIDIA"):
         for name in names_of(cells[0]):
@@ -53,7 +53,7 @@ def test_nvidia() -> None:
 
 
 @needs_facts
-def test_amd() -> None:
+def test_archs_of_rocm_are_those_of_the_facts() -> None:
     known, seen = archs("rocm"), set()
     for cells in table("3.2 AMD"):
         arch = known[cells[0]]
@@ -69,7 +69,7 @@ def test_amd() -> None:
 
 
 @needs_facts
-def test_intel() -> None:
+def test_archs_of_xpu_are_those_of_the_facts() -> None:
     known, seen = archs("xpu"), set()
     for cells in table("3.3 Intel"):
         names = {arch for part, arch in XPU_PARTS.items() if part in cells[0]}

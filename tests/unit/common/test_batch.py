@@ -26,7 +26,7 @@ TABLE = [[0, 1], [2, 3]]
     ],
     ids=["short", "negative_query", "negative_seq", "count", "float", "text", "bool", "shape"],
 )
-def test_lengths_that_contradict_each_other(query_lens, seq_lens, words: list[str]) -> None:
+def test_lengths_that_contradict_each_other_are_refused(query_lens, seq_lens, words: list[str]) -> None:
     with pytest.raises(hal.BatchError) as error:
         hal.Batch(query_lens, seq_lens, np.array(TABLE))
     assert [word for word in words if word not in str(error.value)] == []
@@ -68,7 +68,7 @@ def test_flags_must_be_as_many_as_the_requests() -> None:
 
 
 @pytest.mark.parametrize("table", [[], np.zeros((0, 4), np.int32), ()], ids=["list", "array", "tuple"])
-def test_an_empty_batch(table) -> None:
+def test_a_batch_without_requests_is_one(table) -> None:
     batch = hal.Batch([], [], table)
     assert (batch.num_reqs, batch.num_tokens) == (0, 0)
     assert batch.order().tolist() == []

@@ -23,13 +23,13 @@ def visible(query_len: int, seq_len: int) -> list[int]:
 
 @BOUNDED
 @given(lengths=LENGTHS, topk=st.integers(1, 50))
-def test_selected_pairs(lengths: tuple[int, int], topk: int) -> None:
+def test_selected_pairs_are_those_counted_one_by_one(lengths: tuple[int, int], topk: int) -> None:
     assert count_selected(*lengths, topk) == sum(min(keys, topk) for keys in visible(*lengths))
 
 
 @BOUNDED
 @given(lengths=LENGTHS, topk=st.none() | st.integers(1, 50))
-def test_both_forms_by_counting(lengths: tuple[int, int], topk: int | None) -> None:
+def test_operations_of_both_forms_are_those_counted_one_by_one(lengths: tuple[int, int], topk: int | None) -> None:
     query_len, seq_len = lengths
     seen = [keys if topk is None else min(keys, topk) for keys in visible(query_len, seq_len)]
     lora, nope, rope, v = 5, 3, 2, 4

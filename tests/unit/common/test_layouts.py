@@ -28,7 +28,7 @@ BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
     ],
     ids=["gqa", "uneven", "divided", "replicated", "mla", "mla_tp8", "sparse_fp32"],
 )
-def test_bytes_per_token(layer, dtype: str, tp: int, name: str, nbytes: int) -> None:
+def test_a_layout_and_the_shape_agree_on_the_bytes_of_a_token(layer, dtype: str, tp: int, name: str, nbytes: int) -> None:
     layout = layer_layout(layer, "auto", dtype, tp)
     assert layout == layer_layout(layer, name, dtype, tp)
     assert (layout.name, layout.bytes_per_token) == (name, nbytes)
@@ -36,7 +36,7 @@ def test_bytes_per_token(layer, dtype: str, tp: int, name: str, nbytes: int) -> 
     assert nbytes == layer.kv_bytes_per_token("auto", dtype, tp)
 
 
-def test_index_keys() -> None:
+def test_the_layout_of_index_keys_follows_the_layer() -> None:
     layout = layer_index_layout(sparse_layer(), "bfloat16")
     assert layout == index_layout(128, "bfloat16")
     assert layout.bytes_per_token == 256 == sparse_layer().index_bytes_per_token("auto", "bfloat16")
@@ -71,7 +71,7 @@ def test_a_layout_of_another_kind_is_refused(layer, layout: str) -> None:
         (100, 1, 1, 128),
     ],
 )
-def test_table_width_by_hand(max_model_len: int, block_size: int, dcp: int, width: int) -> None:
+def test_the_width_of_a_table_is_the_one_worked_out_by_hand(max_model_len: int, block_size: int, dcp: int, width: int) -> None:
     assert block_table_width(max_model_len, block_size, dcp) == width
 
 
@@ -94,6 +94,8 @@ def test_a_table_holds_the_longest_request_and_is_padded_least(max_model_len: in
     dtype=st.sampled_from(["float32", "bfloat16", "uint8"]),
     parts=st.lists(st.lists(st.integers(0, 600), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
 )
-def test_a_description_is_the_layout(name: str, dtype: str, parts: tuple[tuple[int, ...], ...]) -> None:
+def test_a_layout_of_any_parts_is_read_back_from_its_description(
+    name: str, dtype: str, parts: tuple[tuple[int, ...], ...]
+) -> None:
     layout = Layout(name=name, dtype=dtype, parts=parts)
     assert parse_layout(layout.description) == layout

@@ -63,7 +63,7 @@ def test_each_missing_library_has_its_own_reason() -> None:
     [("2.8.1+cpu", (2, 8, 1)), ("3.0.2b1", (3, 0, 2)), ("1.2rc1", (1, 2)), ("2026.1", (2026, 1)), ("", ()), ("dev", ())],
     ids=repr,
 )
-def test_version_numbers(text: str, numbers: tuple[int, ...]) -> None:
+def test_a_version_is_its_leading_numbers(text: str, numbers: tuple[int, ...]) -> None:
     assert version_tuple(text) == numbers
 
 

@@ -20,7 +20,7 @@ def test_a_device_that_is_given_is_used() -> None:
     assert hal.kernels("cpu", device).device is device
 
 
-def test_an_unknown_name_lists_the_known() -> None:
+def test_kernels_of_an_unknown_name_list_the_known() -> None:
     with pytest.raises(ValueError, match=r"'gpu'.*cpu"):
         hal.kernels("gpu")
 

@@ -94,7 +94,9 @@ class TestPerGroup:
 
     @pytest.mark.parametrize("length", [-1, -8, 8.0, "8", None, True], ids=repr)
     @pytest.mark.parametrize("call", ["grow", "can_grow", "release_behind_window", "share_prefix"])
-    def test_a_length_that_is_none(self, plan: hal.Plan, pools: tuple[PagePool, ...], call: str, length: Any) -> None:
+    def test_what_is_no_length_is_refused_and_takes_no_page(
+        self, plan: hal.Plan, pools: tuple[PagePool, ...], call: str, length: Any
+    ) -> None:
         other, pages = RequestPages(plan, pools), RequestPages(plan, pools)
         other.grow(plan.limits.max_model_len // 2)
         free, given = [pool.num_free for pool in pools], (other, length) if call == "share_prefix" else (length,)
@@ -135,7 +137,7 @@ class TestPerGroup:
         with pytest.raises(ValueError, match="holds 1 columns"):
             second.share_prefix(first, 8)
 
-    def test_tables_of_several_requests(self, plan: hal.Plan, pools: tuple[PagePool, ...]) -> None:
+    def test_tables_of_several_requests_are_stacked_in_order(self, plan: hal.Plan, pools: tuple[PagePool, ...]) -> None:
         first, second = RequestPages(plan, pools), RequestPages(plan, pools)
         first.grow(11)
         second.grow(4)

@@ -50,7 +50,7 @@ def test_a_shared_page_is_kept_until_its_last_holder_frees_it(pool: PagePool) ->
 
 @pytest.mark.parametrize("call", ["free", "share"])
 class TestMistakes:
-    def test_a_page_that_nobody_holds(self, call: str, pool: PagePool) -> None:
+    def test_a_page_that_nobody_holds_is_refused(self, call: str, pool: PagePool) -> None:
         page, other = pool.allocate(2)
         pool.free([page])
         with pytest.raises(ValueError, match=f"page {page} "):
@@ -59,7 +59,7 @@ class TestMistakes:
         pool.free([other])
 
     @pytest.mark.parametrize("page", [-1, 8, 10**9, True, 1.0, "1", None, [0], {0}])
-    def test_a_page_of_another_pool(self, call: str, page: Any, pool: PagePool) -> None:
+    def test_a_page_of_another_pool_is_refused(self, call: str, page: Any, pool: PagePool) -> None:
         (own,) = pool.allocate(1)
         with pytest.raises(ValueError, match=f"page {re.escape(repr(page))} .*0 to 7"):
             getattr(pool, call)([own, page])

@@ -35,7 +35,9 @@ def make_plan(shape: ModelShape, kv_layout: str, **changes: Any) -> hal.Plan:
         (BASE | LATENT | INDEX, "fp8_ds_mla", "indexer_fp8"),
     ],
 )
-def test_bytes_are_the_shapes(config: dict[str, Any], kv_layout: str, index_layout: str | None, tp: int) -> None:
+def test_bytes_of_a_plan_are_those_of_the_shape(
+    config: dict[str, Any], kv_layout: str, index_layout: str | None, tp: int
+) -> None:
     shape = read_shape(config)
     plan = make_plan(shape, kv_layout, parallel=hal.Parallel(tp=tp))
     assert {selection.index_layout for selection in plan.selections if selection} == {index_layout}
@@ -47,7 +49,7 @@ def test_bytes_are_the_shapes(config: dict[str, Any], kv_layout: str, index_layo
     assert kv_layout in plan.explain()
 
 
-def test_bytes_of_deepseek_v32() -> None:
+def test_deepseek_v32_takes_the_known_bytes() -> None:
     """61 layers of 656 and 132 bytes."""
     config = BASE | LATENT | INDEX | {"num_hidden_layers": 61, "num_attention_heads": 128, "hidden_size": 7168}
     assert make_plan(read_shape(config), "fp8_ds_mla").bytes_per_token == 61 * (656 + 132)
@@ -98,7 +100,7 @@ def test_the_variant_is_the_devices(fp8: str | None, dtype: str) -> None:
     assert {spec.layout.dtype for spec in plan.cache_specs()} == {dtype}
 
 
-def test_scales_an_engine_must_bring() -> None:
+def test_a_plan_says_which_scales_an_engine_must_bring() -> None:
     specs = make_plan(read_shape(BASE), "kv_fp8").cache_specs()
     assert {spec.scale_shapes for spec in specs} == {((2,), (2, 2))}
     specs = make_plan(read_shape(BASE | LATENT | INDEX), "latent_fp8").cache_specs()

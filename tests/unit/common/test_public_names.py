@@ -16,7 +16,7 @@ plan read_shape register_backend select supports_combination Kernels""".split() 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hal_has(name: str) -> None:
+def test_hal_has_a_documented_name(name: str) -> None:
     assert getattr(hal, name).__doc__
     assert name in dir(hal) or name == "Kernels"
 
@@ -63,19 +63,19 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     ],
     ids=lambda value: getattr(value, "__qualname__", None),
 )
-def test_calls_take(call, parameters: str) -> None:
+def test_a_call_takes_the_parameters_of_the_design(call, parameters: str) -> None:
     assert list(inspect.signature(call).parameters) == parameters.split()
 
 
 @pytest.mark.parametrize(
     "name", ["groups", "bytes_per_token", "workspace_bytes", "cache_specs", "warmup_keys", "explain", "to_dict"]
 )
-def test_a_plan_has(name: str) -> None:
+def test_a_plan_has_the_names_of_the_design(name: str) -> None:
     assert hasattr(hal.Plan, name)
 
 
 @pytest.mark.parametrize("name", ["backend", "providers", "kv_layout", "block_size", "rejected", "source"])
-def test_a_selection_has(name: str) -> None:
+def test_a_selection_has_the_names_of_the_design(name: str) -> None:
     assert hasattr(hal.Selection, name)
 
 

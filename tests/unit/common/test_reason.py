@@ -70,7 +70,7 @@ def test_collections_are_written_as_people_do(want: object, text: str) -> None:
 
 
 @pytest.mark.parametrize("code", LISTED)
-def test_environmental_codes(code: str) -> None:
+def test_a_reason_knows_whether_the_environment_is_why(code: str) -> None:
     assert hal.Reason(code, 1, 2).is_environmental == (code in ENVIRONMENTAL)
 
 

@@ -117,7 +117,7 @@ def test_layers_whose_tokens_share_rows_are_served_on_one_rank(kind: str) -> Non
     assert "2 decode-context ranks, it takes one where tokens share cache rows" in str(reason)
 
 
-def test_every_reason_is_collected() -> None:
+def test_every_reason_of_a_declaration_is_collected() -> None:
     layer = gqa_layer(window=8, chunk=64, softcap=5.0, sink=True, causal=False, position_bias="alibi")
     modes = {"need_lse": True, "deterministic": True, "graphs": "always", "num_spec_tokens": 1}
     widths = frozenset({32})

@@ -40,7 +40,7 @@ def test_all_missing_calls_are_named() -> None:
         hal.register_backend(incomplete)
 
 
-def test_inherited_calls_count() -> None:
+def test_inherited_calls_count_as_the_backends_own() -> None:
     portable = make_backend("cuda:base")
     heir = type("Heir", (portable,), {"name": "cuda:heir"})
     assert hal.register_backend(heir) is heir
@@ -174,7 +174,7 @@ def test_a_missing_layout_is_never_a_bare_lookup_error(changes: dict, layer: hal
         hal.select(ask(layer))
 
 
-def test_an_unknown_name_lists_the_known() -> None:
+def test_finding_an_unknown_backend_lists_the_known() -> None:
     with pytest.raises(ValueError, match=r"'cpuu'.*cpu"):
         find_backend("cpuu")
 

@@ -123,7 +123,7 @@ def test_a_cause_that_several_share_is_said_once() -> None:
     assert str(error.value).count("shared, which is not installed") == 1
 
 
-def test_with_no_backend_at_all() -> None:
+def test_without_any_backend_nothing_is_selected() -> None:
     with pytest.raises(hal.NoBackend, match="no backend"):
         hal.select(ask())
 

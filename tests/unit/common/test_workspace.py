@@ -49,7 +49,7 @@ def test_context_rows_are_aligned_and_bounded(limits, block_size: int, dcp: int,
     ("max_model_len", "max_num_seqs", "topk", "rows"),
     [(4096, 8, None, 32768), (131072, 256, None, 65536), (4096, 2, 2048, 4096), (100, 1, None, 112), (131072, 256, 2048, 65536)],
 )
-def test_context_rows_by_hand(max_model_len: int, max_num_seqs: int, topk: int | None, rows: int) -> None:
+def test_context_rows_are_those_worked_out_by_hand(max_model_len: int, max_num_seqs: int, topk: int | None, rows: int) -> None:
     assert context_rows(hal.Limits(max_model_len, max_num_seqs, 64), 16, hal.Parallel(), topk) == rows
 
 
@@ -58,7 +58,7 @@ def test_context_rows_by_hand(max_model_len: int, max_num_seqs: int, topk: int |
     [((3, 5), "int32", 60), ((2,), "int64", 16), ((4, 4), "bfloat16", 32), ((), "float32", 4), ((0, 9), "float32", 0)],
     ids=str,
 )
-def test_bytes_of_a_buffer(shape: tuple[int, ...], dtype: str, nbytes: int) -> None:
+def test_a_buffer_takes_the_bytes_of_its_shape(shape: tuple[int, ...], dtype: str, nbytes: int) -> None:
     assert Buffer(name="x", shape=shape, dtype=dtype).nbytes == nbytes
 
 

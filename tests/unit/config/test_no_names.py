@@ -63,7 +63,7 @@ def comparisons(tree: ast.AST) -> Iterator[int]:
         ("x = config.model_type", 0),
     ],
 )
-def test_the_check_itself(code: str, count: int) -> None:
+def test_the_check_counts_every_comparison_with_a_name(code: str, count: int) -> None:
     assert len(list(comparisons(ast.parse(code)))) == count
 
 

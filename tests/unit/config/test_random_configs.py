@@ -121,7 +121,7 @@ def test_flat_and_nested_agree(extra: dict[str, Any], name: str) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(configs())
-def test_overrides_beat_everything(config: dict[str, Any]) -> None:
+def test_overrides_beat_every_field_of_any_config(config: dict[str, Any]) -> None:
     overrides = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 24, "kv_lora_rank": None, "num_hidden_layers": 3}
     try:
         shape = read_shape(config, overrides=overrides)
@@ -135,7 +135,7 @@ def test_overrides_beat_everything(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("source", [None, 3, "", "no/such/folder", [], b"\xff", float("nan")], ids=repr)
-def test_sources_that_are_no_config(source: object) -> None:
+def test_sources_that_are_no_config_are_a_config_error(source: object) -> None:
     with pytest.raises(ConfigError):
         read_shape(source)
 

@@ -115,7 +115,7 @@ def test_warnings_name_what_nobody_reads_and_nothing_else(entry: dict[str, Any])
 @pytest.mark.parametrize(
     ("name", "kv_growth", "index_growth"), [("deepseek-v4-flash", 5536, 1344), ("deepseek-v4.1-flash", 2560, None)]
 )
-def test_growth_of_compressed_layers(name: str, kv_growth: int, index_growth: int | None) -> None:
+def test_compressed_layers_grow_by_the_known_bytes(name: str, kv_growth: int, index_growth: int | None) -> None:
     shape = read(name)
     start, step = 2**20, 12800
     bare = [layer for layer in shape.layers if layer.entry_source == layer.layer_id]
@@ -136,14 +136,14 @@ def test_sources_of_compressed_entries_and_choices() -> None:
     assert {(layer.compress_ratio, layer.compress_span) for layer in older.layers} == {(0, 0), (4, 8), (128, 128)}
 
 
-def test_blocks_of_block_sparse_layers() -> None:
+def test_block_sparse_layers_have_the_known_blocks() -> None:
     layer = read("minimax-m3").layers[3]
     assert layer.block_sparse is not None
     assert (layer.block_sparse.topk_blocks, layer.block_sparse.block_size) == (16, 128)
     assert (layer.block_sparse.num_heads, layer.block_sparse.head_dim) == (4, 128)
 
 
-def test_sinks_by_layer_type() -> None:
+def test_layers_of_some_types_alone_have_sinks() -> None:
     shape = read("mimo-v2-flash")
     assert all(layer.sink == (layer.window is not None) for layer in shape.layers)
     assert all(layer.sink for layer in read("gpt-oss-20b").layers)

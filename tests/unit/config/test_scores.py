@@ -40,7 +40,7 @@ def layers(**fields: Any) -> tuple[LayerShape, ...]:
         ({"sliding_window": None, "layer_types": [SLIDING] * 4}, [None] * 4),
     ],
 )
-def test_windows(fields: dict[str, Any], windows: list[int | None]) -> None:
+def test_each_layer_gets_its_window(fields: dict[str, Any], windows: list[int | None]) -> None:
     assert [layer.window for layer in layers(**fields)] == windows
 
 
@@ -65,12 +65,12 @@ def test_a_window_that_reaches_no_layer_is_a_warning() -> None:
         ({"cross_attention_layers": [1]}, "ACAA"),
     ],
 )
-def test_layer_kinds(fields: dict[str, Any], kinds: str) -> None:
+def test_each_layer_gets_its_kind(fields: dict[str, Any], kinds: str) -> None:
     letters = {"attention": "A", "none": "N", "cross": "C"}
     assert [letters[layer.kind] for layer in layers(**fields)] == list(kinds.replace(" ", ""))
 
 
-def test_models_without_attention() -> None:
+def test_a_model_without_attention_caches_nothing() -> None:
     shape = read_shape({"num_hidden_layers": 3, "hidden_size": 64, "vocab_size": 10, "state_size": 16})
     assert {layer.kind for layer in shape.layers} == {"none"}
     assert shape.kv_bytes_per_token() == 0
@@ -97,7 +97,7 @@ def test_layer_lists_that_do_not_fit(fields: dict[str, Any], words: str) -> None
         read_shape(BASE | fields)
 
 
-def test_chunks_of_layers_with_rope() -> None:
+def test_only_layers_with_rope_are_chunked() -> None:
     by_interval = layers(attention_chunk_size=128, no_rope_layers=[], no_rope_layer_interval=4)
     assert [layer.chunk for layer in by_interval] == [128, 128, 128, None]
     assert [layer.chunk for layer in layers(attention_chunk_size=128, no_rope_layers=[1, 0, 1, 0])] == [128, None, 128, None]
@@ -118,7 +118,7 @@ def test_chunks_of_layers_with_rope() -> None:
     ],
     ids=str,
 )
-def test_indexer_owners(fields: dict[str, Any], owners: list[bool]) -> None:
+def test_the_layers_that_own_an_indexer_are_known(fields: dict[str, Any], owners: list[bool]) -> None:
     shape = read_shape(SPARSE | fields)
     assert [layer.indexer.owns if layer.indexer else None for layer in shape.layers] == owners
     assert shape.index_bytes_per_token() == sum(owners) * 16 * 2
@@ -136,13 +136,13 @@ def test_indexer_owners(fields: dict[str, Any], owners: list[bool]) -> None:
     ],
     ids=str,
 )
-def test_impossible_indexers(fields: dict[str, Any], words: str) -> None:
+def test_an_impossible_indexer_is_a_config_error(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_shape(SPARSE | fields)
 
 
 @pytest.mark.parametrize(("topk", "pool", "width"), [(2048, 1, 2048), (2048, 16, 2176), (2048, 4, 2176), (100, 2, 128)])
-def test_width_of_the_choice(topk: int, pool: int, width: int) -> None:
+def test_a_choice_is_as_wide_as_its_pools_need(topk: int, pool: int, width: int) -> None:
     assert IndexerShape(topk=topk, num_heads=1, head_dim=16, pool=pool).width == width
 
 
@@ -185,11 +185,11 @@ def test_entries_behind_the_decoder_are_the_draft_layers() -> None:
     ],
     ids=str,
 )
-def test_softmax_scale(fields: dict[str, Any], scale: float) -> None:
+def test_the_softmax_scale_is_the_models_own(fields: dict[str, Any], scale: float) -> None:
     assert layers(**fields)[0].softmax_scale == pytest.approx(scale, rel=1e-12)
 
 
-def test_scale_that_falls_with_depth() -> None:
+def test_a_scale_may_fall_with_depth() -> None:
     assert [layer.softmax_scale for layer in layers(scale_attn_by_inverse_layer_idx=True)] == [0.25, 0.125, 0.25 / 3, 0.0625]
 
 
@@ -205,18 +205,18 @@ def test_scale_that_falls_with_depth() -> None:
     ],
     ids=str,
 )
-def test_position_bias(fields: dict[str, Any], bias: str | None) -> None:
+def test_the_position_bias_is_known_by_kind(fields: dict[str, Any], bias: str | None) -> None:
     assert layers(**fields)[0].position_bias == bias
 
 
-def test_sinks_stated_by_layer_type() -> None:
+def test_sinks_stated_by_layer_type_are_those_layers_alone() -> None:
     fields = {"layer_types": [FULL, SLIDING] * 2, "sliding_window": 8}
     found = layers(**fields, add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False)
     assert [layer.sink for layer in found] == [False, True] * 2
     assert all(layer.sink for layer in layers(learnable_sink=True))
 
 
-def test_causal_unless_stated_otherwise() -> None:
+def test_layers_are_causal_unless_stated_otherwise() -> None:
     assert layers()[0].causal
     assert not layers(is_causal=False)[0].causal
     assert not layers(use_bidirectional_attention="all")[0].causal
@@ -225,7 +225,7 @@ def test_causal_unless_stated_otherwise() -> None:
     assert layers(model_type="gpt_neox", is_decoder=False)[0].causal
 
 
-def test_compressed_layers_before_mla() -> None:
+def test_a_config_with_ratios_and_a_rank_has_compressed_layers() -> None:
     """A V4 config may still carry a KV rank from its ancestors."""
     fields = {
         "compress_ratios": [0, 4, 128, 4, 0],
@@ -245,7 +245,7 @@ def test_compressed_layers_before_mla() -> None:
         read_shape(SPARSE | fields | {"compress_ratios": [0, 4, 128]})
 
 
-def test_compressed_layers_in_transformers_form() -> None:
+def test_compressed_layers_are_read_in_the_form_of_transformers() -> None:
     types = [SLIDING, "compressed_sparse_attention", "heavily_compressed_attention", "compressed_sparse_attention"]
     rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16}
     fields = {"layer_types": types, "compress_rates": rates, "head_dim": 32, "num_key_value_heads": 1, "sliding_window": 16}
@@ -270,7 +270,7 @@ def test_groups_of_picked_entries_overlap_at_any_ratio_of_a_layer_type(ratio: in
     assert [layer.compress_span for layer in listed.layers] == [span, 128, 0, span]
 
 
-def test_block_sparse_layers() -> None:
+def test_block_sparse_layers_and_their_keys_are_known() -> None:
     group = {"sparse_topk_blocks": 16, "sparse_block_size": 128, "sparse_num_index_heads": 4, "sparse_index_dim": 32}
     shape = read_shape(BASE | {"sparse_attention_config": group | {"sparse_attention_freq": [0, 1, 1, 1]}})
     assert [layer.block_sparse is not None for layer in shape.layers] == [False, True, True, True]

@@ -80,13 +80,13 @@ def test_a_layer_that_is_not_there_is_an_index_error_of_hals() -> None:
     assert isinstance(caught.value, HalError)
 
 
-def test_index_keys() -> None:
+def test_bytes_of_index_keys_are_those_of_their_layout() -> None:
     shape = read_shape(V32)
     assert shape.index_bytes_per_token() == 61 * 256
     assert shape.index_bytes_per_token("indexer_fp8") == 61 * 132
 
 
-def test_compressed_row() -> None:
+def test_a_compressed_row_takes_584_bytes() -> None:
     assert read_shape(V4).layers[0].kv_bytes_per_token("compressed") == 584
 
 
@@ -95,7 +95,7 @@ def test_a_sequence_of_a_compressed_model() -> None:
     assert read_shape(V4).kv_bytes(1000) == rows * 1024 + 2 * (1000 // 4) * 256
 
 
-def test_capacity_of_mixed_layers() -> None:
+def test_windows_of_mixed_layers_leave_room_for_more_tokens() -> None:
     """One full and one window(4) layer with room for 100 rows: 96 tokens, not 50."""
     mixed = BASE | {"num_hidden_layers": 2, "sliding_window": 4, "max_window_layers": 1}
     shape = read_shape(mixed)

@@ -45,7 +45,7 @@ OTHER = TEXT | {"hidden_size": 32}
         pytest.param(TEXT | {"decoder": OTHER}, "", id="flat beats a decoder"),
     ],
 )
-def test_search_order(config: dict[str, Any], path: str) -> None:
+def test_the_text_part_is_found_in_order(config: dict[str, Any], path: str) -> None:
     shape = read_shape(config)
     assert (shape.text_path, shape.hidden_size) == (path, 64)
 
@@ -63,7 +63,7 @@ def test_search_order(config: dict[str, Any], path: str) -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )
-def test_ambiguity_names_both(config: dict[str, Any], names: tuple[str, str]) -> None:
+def test_an_ambiguous_text_part_names_both(config: dict[str, Any], names: tuple[str, str]) -> None:
     with pytest.raises(ConfigError) as raised:
         read_shape(config)
     assert all(name in str(raised.value) for name in names)
@@ -133,7 +133,7 @@ def test_every_form_of_source_gives_the_same_shape(tmp_path: Path) -> None:
     [(None, "No such file"), ("{", "is not JSON"), ("[1]", "a JSON list"), ("\x00", "is not JSON"), ("", "is not JSON")],
     ids=["absent", "broken", "list", "binary", "empty"],
 )
-def test_files_that_are_no_config(content: str | None, words: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_config_is_named(content: str | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     if content is not None:
         path.write_text(content, encoding="utf-8")

@@ -82,7 +82,7 @@ def rows(module: Any) -> int:
 
 
 @pytest.mark.parametrize("name", LATENT)
-def test_projections(name: str) -> None:
+def test_latent_widths_are_those_of_the_models_projections(name: str) -> None:
     config = build(name, LATENT[name])
     shape = read_shape(config)
     with torch.device("meta"):
@@ -127,7 +127,7 @@ def check_indexer(layer: LayerShape, module: Any) -> None:
 
 
 @pytest.mark.parametrize("name", LATENT)
-def test_cached_widths(name: str) -> None:
+def test_latent_widths_are_those_of_the_models_cache(name: str) -> None:
     """transformers caches the latent as key and the rotary part as value: one shared head each."""
     config = build(name, LATENT[name])
     shape = read_shape(config)
@@ -162,7 +162,7 @@ def compressed_config() -> Any:
     return build("deepseek_v4", extra | {"layer_types": types, "num_hash_layers": 1, "index_topk": 4})
 
 
-def test_compressed_family() -> None:
+def test_compressed_widths_are_those_of_the_models_projections() -> None:
     config = compressed_config()
     shape = read_shape(config)
     with torch.device("meta"):
@@ -178,7 +178,7 @@ def test_compressed_family() -> None:
         assert module.scaling == pytest.approx(layer.softmax_scale)
 
 
-def test_compressed_cache_width() -> None:
+def test_compressed_widths_are_those_of_the_models_cache() -> None:
     """One row per token serves as key and value alike, one shared head wide."""
     config = compressed_config()
     shape = read_shape(config)

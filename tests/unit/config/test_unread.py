@@ -92,7 +92,7 @@ def test_a_field_that_no_rule_reads_is_named(form: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_it_is_named_wherever_it_stands(name: str) -> None:
+def test_an_unknown_field_is_named_wherever_it_stands(name: str) -> None:
     extra = {name: UNKNOWN[name]}
     assert named({"model_type": "some_vl", "text_config": {**PLAIN, **extra}}) == {f"text_config.{name}"}
     assert named({"model_type": "some_vl", "text_config": PLAIN, **extra}) == {name}

@@ -76,7 +76,7 @@ def test_query_heads_must_be_shared_out_evenly() -> None:
     ],
     ids=["gpt2", "mpt", "params", "openelm"],
 )
-def test_spellings(fields: dict[str, Any]) -> None:
+def test_every_spelling_gives_the_same_shape(fields: dict[str, Any]) -> None:
     assert read_shape({"vocab_size": 100} | fields) == read_shape(BASE)
 
 
@@ -94,7 +94,7 @@ def test_spellings(fields: dict[str, Any]) -> None:
     ],
     ids=["falcon", "falcon-new", "off", "null", "mpt-grouped", "mpt-multiquery", "mpt-multihead", "chatglm"],
 )
-def test_kv_heads(fields: dict[str, Any], kv_heads: int) -> None:
+def test_kv_heads_are_found_under_every_spelling(fields: dict[str, Any], kv_heads: int) -> None:
     assert first(**fields).num_kv_heads == kv_heads
 
 
@@ -128,7 +128,7 @@ def test_twins_of_sliding_and_full_layers() -> None:
     assert [(one.num_heads, one.num_kv_heads, one.head_dim) for one in other[:2]] == [(8, 1, 48), (4, 2, 24)]
 
 
-def test_per_layer_mapping_and_lists() -> None:
+def test_widths_may_stand_in_a_mapping_or_a_list_per_layer() -> None:
     layers = read_shape(
         BASE | {"head_dim": 8, "per_layer_config": {"01": {"head_dim": 16}, "3": {"num_key_value_heads": 2}}}
     ).layers
@@ -138,7 +138,7 @@ def test_per_layer_mapping_and_lists() -> None:
         read_shape(BASE | {"num_attention_heads_per_layer": [8, 4, 2]})
 
 
-def test_mla_by_structure() -> None:
+def test_mla_is_known_by_its_fields() -> None:
     layer = first(**MLA, num_key_value_heads=2)
     assert (layer.kind, layer.num_kv_heads, layer.head_dim, layer.v_head_dim) == ("mla", 8, 24, 24)
     assert layer.mla is not None
@@ -159,7 +159,7 @@ def test_mla_by_structure() -> None:
     ],
     ids=["odd rope", "no widths"],
 )
-def test_impossible_mla(fields: dict[str, Any], words: str) -> None:
+def test_impossible_mla_widths_are_a_config_error(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         first(**MLA | fields)
 
@@ -172,7 +172,7 @@ def test_rope_width_that_an_alias_has_overwritten() -> None:
     assert len(shape.warnings) == 1
 
 
-def test_doubled_attention_layers() -> None:
+def test_blocks_with_two_attentions_are_two_layers() -> None:
     blocks = {"num_layers": 3, "ffn_hidden_size": 128, "expert_ffn_hidden_size": 32}
     config = {name: value for name, value in BASE.items() if name != "num_hidden_layers"}
     assert read_shape(config | MLA | blocks).num_layers == 6
@@ -193,7 +193,7 @@ def test_doubled_attention_layers() -> None:
     ],
     ids=["own", "listed", "last of its type", "groups", "groups off"],
 )
-def test_kv_sources(fields: dict[str, Any], sources: tuple[int, ...]) -> None:
+def test_layers_that_share_kv_name_its_owner(fields: dict[str, Any], sources: tuple[int, ...]) -> None:
     shape = read_shape(BASE | fields)
     assert tuple(layer.kv_source for layer in shape.layers) == sources
     owners = len(set(sources))
@@ -210,7 +210,7 @@ def test_kv_sources(fields: dict[str, Any], sources: tuple[int, ...]) -> None:
     ],
     ids=["later", "not an owner", "negative", "no owner left"],
 )
-def test_impossible_kv_sources(fields: dict[str, Any]) -> None:
+def test_an_impossible_kv_source_is_a_config_error(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="kv_s"):
         read_shape(BASE | fields)
 

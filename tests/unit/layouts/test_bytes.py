@@ -33,7 +33,7 @@ def packed(layout: Layout, *parts: torch.Tensor, scale: torch.Tensor | None = No
     return bytes(layout.pack(parts, scale).view(torch.uint8)[0].tolist())
 
 
-def test_an_fp8_ds_mla_record() -> None:
+def test_an_fp8_ds_mla_row_is_its_record_to_the_byte() -> None:
     latent = torch.cat(
         [
             # The scale is 1; 17 and 19 lie halfway between codes, 2**-10 halfway to the smallest one.
@@ -85,7 +85,7 @@ def test_an_index_key_and_its_floor() -> None:
     assert packed(rounded, lanes(128, 449.0))[128:].hex() == "00000040"
 
 
-def test_a_compressed_row() -> None:
+def test_a_compressed_row_is_its_record_to_the_byte() -> None:
     blocks = [
         lanes(64, 448.0, -1.0),
         # bf16 has a step of 2 here: 449 is rounded to 448, 451 to 452.
@@ -111,7 +111,7 @@ def test_a_compressed_row() -> None:
     assert list(record[576:]) == [127, 127, 128, 105, 119, 119, 247, 0]
 
 
-def test_a_compressed_fnuz_row() -> None:
+def test_a_compressed_fnuz_row_is_its_record_to_the_byte() -> None:
     record = packed(compressed_layout(128, 64, "e4m3fnuz"), lanes(128, 224.0, -1.0, 225.0))
     assert len(record) == 64 + 128 + 8
     assert record[:3].hex() == "76b876"
@@ -167,6 +167,6 @@ def test_a_scale_byte_of_255_reads_as_nan_and_zero_bytes_as_zeros() -> None:
     ],
     ids=lambda value: value.name if isinstance(value, Layout) else str(value),
 )
-def test_bytes_of_rows_and_pages(layout: Layout, block_size: int, row: int, page: int) -> None:
+def test_rows_and_pages_take_the_bytes_of_their_layout(layout: Layout, block_size: int, row: int, page: int) -> None:
     assert layout.bytes_per_token == row
     assert layout.page_bytes(block_size) == page

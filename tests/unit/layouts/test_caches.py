@@ -96,7 +96,7 @@ def test_records_are_read_where_the_definition_puts_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_description_is_the_layout(name: str) -> None:
+def test_every_quantised_layout_is_read_back_from_its_description(name: str) -> None:
     for layout in (LAYOUTS[name], change_variant(LAYOUTS[name], "e4m3fnuz")):
         assert parse_layout(layout.description) == layout
 

@@ -145,7 +145,7 @@ def test_a_change_of_variant_keeps_every_value(name: str, data: st.DataObject) -
 
 
 @pytest.mark.parametrize(("source", "target", "factor"), [(*VARIANTS, 0.5), (*VARIANTS[::-1], 2.0)])
-def test_every_code_of_a_variant(source: str, target: str, factor: float) -> None:
+def test_every_code_keeps_its_value_in_the_other_variant(source: str, target: str, factor: float) -> None:
     """All 256: half or twice the value, NaN for NaN, and 224 for the two e4m3fnuz magnitudes that e4m3fn cannot hold."""
     here, there = latent_fp8_layout(256, 0, source), latent_fp8_layout(256, 0, target)
     codes = torch.arange(256, dtype=torch.uint8)[None]

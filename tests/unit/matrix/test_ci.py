@@ -212,7 +212,7 @@ def test_the_docs_call_the_workflow_as_it_is() -> None:
     assert first == second
 
 
-def test_actionlint_finds_nothing() -> None:
+def test_actionlint_finds_nothing_in_the_workflows() -> None:
     checker = shutil.which("actionlint", path=str(Path(sys.executable).parent)) or shutil.which("actionlint")
     if checker is None:
         pytest.skip("actionlint is not installed; the extra test brings it, and make lint runs it")

@@ -23,7 +23,7 @@ def bus_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("bus_order")
-def test_devices_in_torchs_order(install: Install) -> None:
+def test_devices_are_listed_in_the_order_of_torch(install: Install) -> None:
     nvml = FakeNVML(H100, RTX)
     install(pynvml=nvml, torch=make_torch(cuda="12.9"))
     rows, findings = probe()
@@ -60,7 +60,9 @@ def test_devices_in_torchs_order(install: Install) -> None:
     ],
 )
 @pytest.mark.usefixtures("bus_order")
-def test_visibility(install: Install, monkeypatch: pytest.MonkeyPatch, value: str, names: list[str]) -> None:
+def test_hidden_nvidia_devices_are_left_out(
+    install: Install, monkeypatch: pytest.MonkeyPatch, value: str, names: list[str]
+) -> None:
     install(pynvml=FakeNVML(H100, RTX), torch=make_torch(cuda="12.9"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     rows, findings = probe()
@@ -118,7 +120,7 @@ def test_part_that_is_not_there_is_a_finding(install: Install, monkeypatch: pyte
     assert "CUDA_VISIBLE_DEVICES=MIG" in findings[0]
 
 
-def test_running_torch_is_asked_for_what_it_sees(install: Install) -> None:
+def test_a_torch_that_runs_is_asked_for_its_nvidia_devices(install: Install) -> None:
     part = SimpleNamespace(major=9, minor=0, name="NVIDIA H100 MIG 1g.10gb", total_memory=9 * GIB)
     install(torch=make_torch(cuda="12.9", running={"cuda": [part]}))
     (row,), findings = probe()
@@ -138,7 +140,7 @@ def test_rocms_torch_that_looks_like_cuda_is_not_taken_for_it(install: Install) 
 
 
 @pytest.mark.usefixtures("bus_order")
-def test_device_of_unknown_arch_keeps_its_number(install: Install) -> None:
+def test_an_nvidia_device_of_an_unknown_arch_keeps_its_number(install: Install) -> None:
     install(pynvml=FakeNVML(((7, 0), "V100", False), H100), torch=make_torch(cuda="12.9"))
     (row,), _ = probe()
     assert (row["index"], row["torch_device"]) == (1, "cuda:1")

@@ -35,11 +35,11 @@ def topology(tmp_path: Path) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("version", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (90500, "gfx950"), (110000, "gfx1100"), (120001, "gfx1201")]
 )
-def test_packed_version(version: int, name: str) -> None:
+def test_a_packed_version_is_an_arch(version: int, name: str) -> None:
     assert name_target(version) == name
 
 
-def test_topology_alone_suffices(topology: Callable[..., None], install: Install) -> None:
+def test_amd_devices_are_found_by_topology_alone(topology: Callable[..., None], install: Install) -> None:
     topology(90402, 120001)
     install(torch=make_torch(hip="7.0"))
     rows, findings = probe()
@@ -70,7 +70,7 @@ def test_torch_for_another_vendor_leaves_devices_for_planning(topology: Callable
         ("", None, []),
     ],
 )
-def test_visibility(
+def test_hidden_amd_devices_are_left_out(
     topology: Callable[..., None],
     install: Install,
     monkeypatch: pytest.MonkeyPatch,
@@ -201,7 +201,7 @@ def test_odd_errors_are_findings(
     assert f"pyrsmi: {text}" in findings
 
 
-def test_running_torch_is_asked_for_what_it_sees(install: Install, topology: Callable[..., None]) -> None:
+def test_a_torch_that_runs_is_asked_for_its_amd_devices(install: Install, topology: Callable[..., None]) -> None:
     topology(90402)
     opened = SimpleNamespace(gcnArchName="gfx90a:sramecc+:xnack-", name="MI210", total_memory=GIB, major=9, minor=0)
     install(torch=make_torch(hip="7.0", running={"cuda": [opened]}))
@@ -216,7 +216,7 @@ def test_cudas_torch_that_runs_is_not_asked(install: Install) -> None:
     assert probe()[0] == []
 
 
-def test_device_of_unknown_arch_keeps_its_number(install: Install, topology: Callable[..., None]) -> None:
+def test_an_amd_device_of_an_unknown_arch_keeps_its_number(install: Install, topology: Callable[..., None]) -> None:
     topology(100300, 90402)
     install(torch=make_torch(hip="7.0"))
     rows, findings = probe()

@@ -125,7 +125,9 @@ def test_integrated_device_gives_way_to_another(install: Install) -> None:
 
 
 @pytest.mark.parametrize(("mask", "archs"), [("1", ["bmg"]), ("1,0", ["pvc", "bmg"]), ("0.1", []), ("", []), ("9", [])])
-def test_affinity_mask(install: Install, monkeypatch: pytest.MonkeyPatch, mask: str, archs: list[str]) -> None:
+def test_intel_devices_outside_the_affinity_mask_are_left_out(
+    install: Install, monkeypatch: pytest.MonkeyPatch, mask: str, archs: list[str]
+) -> None:
     install(pyzes=make_pyzes((MAX_1550, 0), (B60, 0)), torch=make_torch(xpu="2025.2"))
     monkeypatch.setenv("ZE_AFFINITY_MASK", mask)
     rows, findings = probe()
@@ -166,7 +168,7 @@ def test_running_torch_is_asked_and_one_that_is_not_is_left_alone(install: Insta
     assert [(row["arch"], row["memory_bytes"]) for row in probe()[0]] == [("pvc", 2**36)]
 
 
-def test_device_of_unknown_arch_keeps_its_number(install: Install) -> None:
+def test_an_intel_device_of_an_unknown_arch_keeps_its_number(install: Install) -> None:
     install(pyzes=make_pyzes((0x1234, 0), (B60, 0)), torch=make_torch(xpu="2025.2"))
     rows, findings = probe()
     assert [(row["arch"], row["torch_device"]) for row in rows] == [("bmg", "xpu:1")]

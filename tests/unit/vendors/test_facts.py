@@ -81,6 +81,6 @@ def test_heads_are_padded_to_the_next_compiled_count() -> None:
     assert kernel.most_heads == 128
 
 
-def test_page_sizes() -> None:
+def test_a_kernel_takes_the_page_sizes_that_its_facts_give() -> None:
     kernel = next(kernel for _, kernel in KERNELS if kernel.name == "paged_decode")
     assert [size for size in (1, 8, 16, 32, 48, 64, 96, 128, 256) if kernel.takes_block_size(size)] == [16, 32, 64, 128, 256]

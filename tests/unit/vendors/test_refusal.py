@@ -44,7 +44,7 @@ def refuse(backend: str, layer: LayerShape, arch: str, dtype: str = "bfloat16", 
         (IPEX, GQA, "pvc", {}),
     ],
 )
-def test_served(backend: str, layer: LayerShape, arch: str, options: dict) -> None:
+def test_a_vendors_kernels_serve_what_they_can(backend: str, layer: LayerShape, arch: str, options: dict) -> None:
     assert refuse(backend, layer, arch, **options) == ()
 
 
@@ -86,7 +86,7 @@ def test_served(backend: str, layer: LayerShape, arch: str, options: dict) -> No
         (IPEX, MLA, "pvc", {}, ", not mla"),
     ],
 )
-def test_refused_with_the_values(backend: str, layer: LayerShape, arch: str, options: dict, words: str) -> None:
+def test_a_vendors_kernels_refuse_with_the_values(backend: str, layer: LayerShape, arch: str, options: dict, words: str) -> None:
     reasons = [str(reason) for reason in refuse(backend, layer, arch, **options)]
     assert any(words in reason for reason in reasons), reasons
 
@@ -128,7 +128,7 @@ def test_release_without_an_lse_names_the_one_that_has_it() -> None:
     assert refuse(AITER, SPARSE, "gfx942", need_lse=True, software=software(aiter="0.1.21.post2")) == ()
 
 
-def test_every_reason_is_collected() -> None:
+def test_every_reason_of_a_vendors_kernels_is_collected() -> None:
     layer = replace(GQA, head_dim=320, v_head_dim=64, chunk=16, causal=False, position_bias="alibi")
     codes = {reason.code for reason in refuse(FA, layer, "sm_90", "float32")}
     assert {"dtype", "head_dim", "v_head_dim", "chunk", "position_bias"} <= codes

@@ -33,7 +33,7 @@ def test_csr_holds_each_lists_valid_rows_in_order(counts: list[int], width: int)
     causal=st.booleans(),
 )
 @settings(max_examples=80, deadline=None)
-def test_visible_lengths(requests: list[tuple[int, int]], padding: int, causal: bool) -> None:
+def test_visible_lengths_are_those_counted_one_by_one(requests: list[tuple[int, int]], padding: int, causal: bool) -> None:
     expected = [
         max(0, seq_len - query_len + index + 1) if causal else seq_len
         for query_len, seq_len in requests
