@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import hal
 
-from .engine import Engine
-from .gqa_run import run_step
-from .histories import BOUNDED, HISTORIES
-from .shapes import gqa, model
+from .helpers.engine import Engine
+from .helpers.gqa_run import run_step
+from .helpers.histories import BOUNDED, HISTORIES
+from .helpers.shapes import gqa, model
 
 KINDS = {
     "gqa": {},

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 
 import hal
 
-from . import compressed_run as run
-from .engine import Engine, Running, snapshot, unchanged
-from .histories import BOUNDED, HISTORIES
-from .shapes import model
-from .test_device_batches import on_device
+from .helpers import compressed_run as run
+from .helpers.device_batches import on_device
+from .helpers.engine import Engine, Running, snapshot, unchanged
+from .helpers.histories import BOUNDED, HISTORIES
+from .helpers.shapes import model
 
 # Pages of 16 keep the states of their last tokens alone, pages of 8 those of all.
 LIMITS = hal.Limits(96, 6, 64, block_size=16)

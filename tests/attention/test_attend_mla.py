@@ -10,10 +10,10 @@ import hal
 from hal.common.stepping import builder as metadata_module
 from hal.common.stepping import runs as mla_runs
 
-from .engine import Engine
-from .histories import BOUNDED, HISTORIES
-from .mla_run import bind, run_step
-from .shapes import mla, model, sparse
+from .helpers.engine import Engine
+from .helpers.histories import BOUNDED, HISTORIES
+from .helpers.mla_run import bind, run_step
+from .helpers.shapes import mla, model, sparse
 
 FORMS = ["absorbed", "decompressed", "cheaper", "alternating"]
 PATCHED = settings(BOUNDED, suppress_health_check=[HealthCheck.function_scoped_fixture])

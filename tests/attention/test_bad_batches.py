@@ -10,9 +10,9 @@ import torch
 
 import hal
 
-from .engine import Engine, snapshot, unchanged
-from .gqa_run import run_step
-from .shapes import gqa, model
+from .helpers.engine import Engine, snapshot, unchanged
+from .helpers.gqa_run import run_step
+from .helpers.shapes import gqa, model
 
 LIMITS = hal.Limits(32, 3, 20, block_size=4)
 GOOD = ([1, 1], [9, 5], [[0, 1, 2], [3, 4, 0]])

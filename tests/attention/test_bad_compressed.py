@@ -11,9 +11,9 @@ import torch
 
 import hal
 
-from . import compressed_run as run
-from .engine import Engine, snapshot, unchanged
-from .shapes import gqa, model
+from .helpers import compressed_run as run
+from .helpers.engine import Engine, snapshot, unchanged
+from .helpers.shapes import gqa, model
 
 STEP = ((0, 2), (1, 1))
 LAYERS = (*run.layers(), gqa(6))

@@ -11,8 +11,8 @@ import torch
 
 import hal
 
-from .engine import Engine, snapshot, unchanged
-from .shapes import INDEX_HEADS, INDEX_WIDTH, MLA, MLA_HEADS, gqa, mla, model, sparse
+from .helpers.engine import Engine, snapshot, unchanged
+from .helpers.shapes import INDEX_HEADS, INDEX_WIDTH, MLA, MLA_HEADS, gqa, mla, model, sparse
 
 LAYERS = (
     gqa(0),

@@ -9,10 +9,10 @@ import torch
 
 import hal
 
-from . import oracle
-from .engine import Engine, snapshot, unchanged
-from .mla_run import bind, run_layer
-from .shapes import INDEX_HEADS, INDEX_WIDTH, MLA_HEADS, gqa, mla, model, sparse
+from .helpers import oracle
+from .helpers.engine import Engine, snapshot, unchanged
+from .helpers.mla_run import bind, run_layer
+from .helpers.shapes import INDEX_HEADS, INDEX_WIDTH, MLA_HEADS, gqa, mla, model, sparse
 
 TOPK = 3
 STEP = [(0, 1), (1, 7), (2, 2)]

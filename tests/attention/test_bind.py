@@ -11,11 +11,11 @@ import torch
 import hal
 from hal.common.stepping.pages import PagePool
 
-from .engine import Engine
-from .gqa_run import run_step
-from .mla_run import bind as bind_weights
-from .mla_run import run_step as run_mla_step
-from .shapes import gqa, mla, model, sparse
+from .helpers.engine import Engine
+from .helpers.gqa_run import run_step
+from .helpers.mla_run import bind as bind_weights
+from .helpers.mla_run import run_step as run_mla_step
+from .helpers.shapes import gqa, mla, model, sparse
 
 SHAPES = {
     "gqa": model(gqa(0), gqa(1, window=3), gqa(2, kv_source=0)),

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 import hal
 
-from .batches import BLOCKS, batches
-from .builder_oracle import check_engine_order, check_execution_order, facts_of
-from .shapes import gqa, mla, model, sparse
+from .helpers.batches import BLOCKS, batches
+from .helpers.builder_oracle import check_engine_order, check_execution_order, facts_of
+from .helpers.shapes import gqa, mla, model, sparse
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 GROUPS = model(gqa(0), gqa(1, window=8), gqa(2, num_kv_heads=1))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import hal
 from hal.common.stepping import runs as mla_runs
 
-from .engine import Engine
-from .histories import BOUNDED, HISTORIES
-from .mla_run import bind, draw_choice, draw_index, run_layer, run_step
-from .shapes import INDEX_HEADS, INDEX_WIDTH, MLA_HEADS, mla, model, sparse
+from .helpers.engine import Engine
+from .helpers.histories import BOUNDED, HISTORIES
+from .helpers.mla_run import bind, draw_choice, draw_index, run_layer, run_step
+from .helpers.shapes import INDEX_HEADS, INDEX_WIDTH, MLA_HEADS, mla, model, sparse
 
 PATCHED = settings(BOUNDED, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SCRIPT = [[(0, 5), (1, 9)], [(1, 1), (0, 1), (2, 6)], [(3, 7), (0, 1), (1, 1), (2, 8)]]

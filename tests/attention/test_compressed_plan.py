@@ -10,8 +10,8 @@ import pytest
 import hal
 from hal.config import read_shape
 
-from .compressed_run import compressed, layers
-from .shapes import model, sparse
+from .helpers.compressed_run import compressed, layers
+from .helpers.shapes import model, sparse
 
 RATIOS = [0, 4, 128, 4]
 V4 = read_shape(

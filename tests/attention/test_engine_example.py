@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from . import oracle
+from .helpers import oracle
 
 SEEDS, PROMPTS = range(3), 14
 PATH = Path(__file__).parents[2] / "examples" / "engine.py"

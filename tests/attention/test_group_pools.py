@@ -10,8 +10,8 @@ import torch
 
 import hal
 
-from .engine import JUNK, snapshot, unchanged
-from .shapes import gqa, model
+from .helpers.engine import JUNK, snapshot, unchanged
+from .helpers.shapes import gqa, model
 
 LIMITS = hal.Limits(64, 4, 32, block_size=4)
 WINDOW = 6

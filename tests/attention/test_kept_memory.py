@@ -8,7 +8,7 @@ import torch
 import hal
 from hal.config import read_shape
 
-from .shapes import gqa, mla, model, sparse
+from .helpers.shapes import gqa, mla, model, sparse
 
 COUNTERS = 64
 """Bytes of the few single numbers that count what only a device can see."""

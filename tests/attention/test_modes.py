@@ -15,9 +15,9 @@ import hal
 from hal.common.contract.layouts import attention_layout
 from hal.testing import ReferenceBackend
 
-from .compressed_run import layer_inputs, layers
-from .engine import Engine
-from .shapes import gqa, mla, model, sparse
+from .helpers.compressed_run import layer_inputs, layers
+from .helpers.engine import Engine
+from .helpers.shapes import gqa, mla, model, sparse
 
 LAYERS = (gqa(0), gqa(1, sink=True), mla(2), sparse(3, topk=4))
 STEPS = [[(0, 7), (1, 3)], [(0, 1), (1, 2)], [(0, 1), (1, 1)]]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import hal
 
-from .engine import Engine
-from .histories import BOUNDED, steps
-from .shapes import INDEX_HEADS, INDEX_WIDTH, MLA, MLA_HEADS, gqa, mla, model, sparse
+from .helpers.engine import Engine
+from .helpers.histories import BOUNDED, steps
+from .helpers.shapes import INDEX_HEADS, INDEX_WIDTH, MLA, MLA_HEADS, gqa, mla, model, sparse
 
 CONTEXT = ((0, 5), (1, 1), (2, 9), (3, 0))
 LAYERS = {"gqa": gqa(window=6), "mla": mla(), "sparse": sparse(topk=3)}

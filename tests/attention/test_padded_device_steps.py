@@ -10,12 +10,12 @@ import torch
 
 import hal
 
-from .engine import Engine, snapshot, unchanged
-from .mla_run import bind
-from .shapes import gqa, mla, model, sparse
-from .test_device_batches import BLOCKS, KNOWN, LIMITS, make_tables, on_device
-from .test_device_findings import make_engine
-from .test_device_findings import on_device as from_host
+from .helpers.device_batches import BLOCKS, KNOWN, LIMITS, make_tables, on_device
+from .helpers.engine import Engine, snapshot, unchanged
+from .helpers.mla_run import bind
+from .helpers.past_engine import make_engine
+from .helpers.past_engine import on_device as from_host
+from .helpers.shapes import gqa, mla, model, sparse
 
 STEPS = {
     "decodes": ([1, 1, 1], [5, 9, 12]),

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import hal
 
-from .batches import batches
-from .builder_oracle import check_engine_order, check_execution_order, facts_of
-from .engine import Engine, snapshot, unchanged
-from .gqa_run import run_step
-from .histories import BOUNDED
-from .shapes import gqa, mla, model, sparse
+from .helpers.batches import batches
+from .helpers.builder_oracle import check_engine_order, check_execution_order, facts_of
+from .helpers.engine import Engine, snapshot, unchanged
+from .helpers.gqa_run import run_step
+from .helpers.histories import BOUNDED
+from .helpers.shapes import gqa, mla, model, sparse
 
 LIMITS = hal.Limits(64, 8, 40, block_size=4)
 

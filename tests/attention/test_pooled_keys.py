@@ -15,12 +15,12 @@ from hal.common.running.attention import LayerKernels
 from hal.common.running.index_keys import check_index
 from hal.config import LayerShape
 
-from . import oracle
-from .compressed_run import entries, make_compressor
-from .engine import Engine, Step
-from .histories import BOUNDED, HISTORIES
-from .mla_run import Weights, bind, run_layer
-from .shapes import INDEX_HEADS, INDEX_WIDTH, model, sparse
+from .helpers import oracle
+from .helpers.compressed_run import entries, make_compressor
+from .helpers.engine import Engine, Step
+from .helpers.histories import BOUNDED, HISTORIES
+from .helpers.mla_run import Weights, bind, run_layer
+from .helpers.shapes import INDEX_HEADS, INDEX_WIDTH, model, sparse
 
 POOL = 4
 LIMITS = hal.Limits(96, 6, 64, block_size=8)

@@ -12,7 +12,7 @@ from hal.common.backends import registry
 from hal.common.contract.buffer import Buffer
 from hal.testing import ReferenceBackend
 
-from .shapes import gqa, model
+from .helpers.shapes import gqa, model
 
 LIMITS = hal.Limits(64, 3, 16, block_size=4)
 

@@ -15,10 +15,10 @@ import hal
 from hal.common.stepping import runs as mla_runs
 from hal.config import ModelShape
 
-from . import compressed_run, gqa_run, mla_run
-from .histories import BOUNDED, HISTORIES
-from .quantised_run import QuantisedEngine
-from .shapes import gqa, mla, model, sparse
+from .helpers import compressed_run, gqa_run, mla_run
+from .helpers.histories import BOUNDED, HISTORIES
+from .helpers.quantised_run import QuantisedEngine
+from .helpers.shapes import gqa, mla, model, sparse
 
 LATENTS = ["latent_fp8", "fp8_ds_mla"]
 VARIANTS = ["e4m3fn", "e4m3fnuz"]

@@ -10,7 +10,7 @@ import pytest
 
 import hal
 from hal.common.backends.registry import backends, platforms
-from tests.conformance.vendors.cells import CELLS, Cell
+from tests.conformance.vendors.helpers.cells import CELLS, Cell
 
 SPARSE = {
     "model_type": "deepseek_v32",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from .engine import Engine, Running
-from .gqa_run import run_step
-from .shapes import gqa, model
+from .helpers.engine import Engine, Running
+from .helpers.gqa_run import run_step
+from .helpers.shapes import gqa, model
 
 
 @pytest.fixture

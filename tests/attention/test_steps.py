@@ -6,9 +6,9 @@ import pytest
 
 import hal
 
-from .engine import Engine, snapshot, unchanged
-from .gqa_run import run_layer, run_step
-from .shapes import MLA_HEADS, gqa, mla, model, sparse
+from .helpers.engine import Engine, snapshot, unchanged
+from .helpers.gqa_run import run_layer, run_step
+from .helpers.shapes import MLA_HEADS, gqa, mla, model, sparse
 
 
 def test_metadata_of_an_earlier_step_is_refused_with_both_numbers() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 import hal
 from hal.common.contract.device_batch import DeviceBatch
 
-from .histories import BOUNDED
-from .shapes import MLA, MLA_HEADS, gqa, mla, model
+from .helpers.histories import BOUNDED
+from .helpers.shapes import MLA, MLA_HEADS, gqa, mla, model
 
 LIMITS = hal.Limits(32, 4, 16, block_size=4)
 

@@ -6,8 +6,8 @@ import pytest
 
 from hal.testing.suite.strides import check_call
 
-from .engine import this_cpu
-from .views import SCENES, STEPS, batch_call, count_tensors, step_call
+from .helpers.engine import this_cpu
+from .helpers.views import SCENES, STEPS, batch_call, count_tensors, step_call
 
 KNOWN = ("no_slots", "slots", "lengths")
 BATCHED = ("attend", "attend_mla", "attend_mla-index", "attend_compressed")

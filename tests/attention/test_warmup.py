@@ -14,7 +14,7 @@ import hal
 from hal.common.backends import registry
 from hal.testing import ReferenceBackend
 
-from .shapes import gqa, model
+from .helpers.shapes import gqa, model
 
 LIMITS = hal.Limits(64, 2, 16, block_size=4)
 

@@ -10,14 +10,14 @@ import torch
 
 import hal
 
-from .compressed_run import layers
-from .compressed_run import run_step as run_compressed_step
-from .engine import Engine, Running, Step
-from .gqa_run import run_step
-from .mla_run import bind
-from .mla_run import run_step as run_mla_step
-from .shapes import gqa, mla, model
-from .window_engine import WindowEngine
+from .helpers.compressed_run import layers
+from .helpers.compressed_run import run_step as run_compressed_step
+from .helpers.engine import Engine, Running, Step
+from .helpers.gqa_run import run_step
+from .helpers.mla_run import bind
+from .helpers.mla_run import run_step as run_mla_step
+from .helpers.shapes import gqa, mla, model
+from .helpers.window_engine import WindowEngine
 
 SHAPES = {
     "gqa": model(gqa(0), gqa(1, window=6), gqa(2, window=1), gqa(3, window=6, kv_source=2), gqa(4, window=6, sink=True)),

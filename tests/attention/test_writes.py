@@ -9,7 +9,7 @@ import torch
 
 import hal
 
-from .shapes import gqa, model
+from .helpers.shapes import gqa, model
 
 PAGE, BLOCKS = 4, 16
 

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("an interpreted kernel cannot be compiled", allow_module_level=True)
 
-from .careless import Careless
+from .helpers.careless import Careless
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
 PROOFS = {proof.platform: proof for proof in read_fleet()}

@@ -11,8 +11,8 @@ from hal.testing.case import FULL
 from hal.testing.storage import poisoned_cache, stored_elements
 from hal.testing.suite.layouts import sample_layout
 
-from . import missing_pages
-from .missing_pages import MASKS, NOTHING
+from .helpers import missing_pages
+from .helpers.missing_pages import MASKS, NOTHING
 
 
 @pytest.mark.parametrize("block", NOTHING)

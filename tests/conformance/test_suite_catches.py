@@ -9,7 +9,7 @@ from hal.common.contract.device import Device
 from hal.common.contract.errors import BackendError, NotBuiltError
 from hal.testing import FULL, SMALL, ConformanceError, ReferenceBackend, conformance_cases, suite
 
-from . import broken
+from .helpers import broken
 
 FOUND_BY = {
     broken.IgnoresWindow: ("paged_attention", "window4"),

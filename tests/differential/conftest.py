@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .targets import IS_INTERPRETED, find_cpu_targets
+from .helpers.targets import IS_INTERPRETED, find_cpu_targets
 
 
 @pytest.fixture(autouse=True)

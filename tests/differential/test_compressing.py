@@ -19,7 +19,7 @@ from hal.common.planning.cache_parts import state_layout
 from hal.config import read_shape
 from hal.testing.suite.placement import place_of
 
-from .targets import BOUNDED, ON_KERNELS, ints, open_target
+from .helpers.targets import BOUNDED, ON_KERNELS, ints, open_target
 
 WIDTH, ROPE, EPS = 8, 4, 1e-6
 Row = list[float]

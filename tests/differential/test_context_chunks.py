@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import hal
 from hal.common.contract.step import ContextPiece
 from hal.common.stepping.chunks import plan_context
-from hal.config import LayerShape, MLAShape, ModelShape
 
-from .targets import BOUNDED
+from .helpers.latent_model import MODEL
+from .helpers.targets import BOUNDED
 
 CONTEXTS = st.lists(st.one_of(st.just(0), st.integers(0, 90)), max_size=8)
 ALIGNMENTS = st.sampled_from([1, 2, 4, 16])
@@ -63,22 +63,6 @@ def test_pieces_of_a_long_context_are_those_worked_out_by_hand() -> None:
 def test_rows_that_hold_no_page_are_refused_with_the_figures() -> None:
     with pytest.raises(ValueError, match=r"15 rows.*16"):
         plan_context([100], 15, 16)
-
-
-MLA = MLAShape(kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5)
-WIDTHS = {"num_heads": 2, "num_kv_heads": 2, "head_dim": 10, "v_head_dim": 5, "softmax_scale": 0.3, "mla": MLA}
-MODEL = ModelShape(
-    model_type="made_up",
-    architectures=(),
-    text_path="",
-    hidden_size=32,
-    vocab_size=100,
-    num_layers=1,
-    max_position_embeddings=4096,
-    dtype="float32",
-    tie_word_embeddings=False,
-    layers=(LayerShape(layer_id=0, kind="mla", **WIDTHS),),
-)
 
 
 @pytest.fixture(scope="module")

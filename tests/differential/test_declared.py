@@ -23,8 +23,8 @@ from hal.testing import ReferenceBackend
 from hal.testing.case import FULL, fit_sizes
 from hal.testing.suite.placement import place_of
 
-from .softmax import Row, attend, draw_cache
-from .targets import BOUNDED, ints
+from .helpers.softmax import Row, attend, draw_cache
+from .helpers.targets import BOUNDED, ints
 
 HEADS, KV_HEADS, WIDTH = 2, 1, 16
 QUERY_LEN, LENGTH = 6, 11

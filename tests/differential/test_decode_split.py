@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import hal
 
-from .targets import BOUNDED
-from .test_context_chunks import MODEL
+from .helpers.latent_model import MODEL
+from .helpers.targets import BOUNDED
 
 SPEC_TOKENS = [0, 1, 3]
 MOST_REQUESTS, MOST_TOKENS = 8, 48

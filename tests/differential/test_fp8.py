@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hal.common.contract.layouts import compressed_layout, fp8_ds_mla_layout, index_fp8_layout
 from hal.common.contract.layouts.codecs import encode as pack_codes
 
-from . import bytes as oracle
-from .targets import BOUNDED
+from .helpers import bytes as oracle
+from .helpers.targets import BOUNDED
 
 NUMBERS = st.floats(-500, 500, width=32) | st.floats(-0.0625, 0.0625, width=32)
 VARIANTS = pytest.mark.parametrize("variant", ["e4m3fn", "e4m3fnuz"])

@@ -13,8 +13,8 @@ import hal
 from hal.common.stepping.chunks import plan_scores
 from hal.config import IndexerShape, LayerShape, ModelShape
 
-from .targets import BOUNDED
-from .test_context_chunks import MODEL, WIDTHS
+from .helpers.latent_model import MODEL, WIDTHS
+from .helpers.targets import BOUNDED
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 60)), max_size=6)
 TOPKS, CAPS = st.integers(1, 40), st.integers(1, 400)

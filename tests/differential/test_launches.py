@@ -19,7 +19,7 @@ from hal.common.backends.registry import platforms
 from hal.common.triton import launch
 from hal.config import IndexerShape, LayerShape, MLAShape, ModelShape
 
-from .targets import BOUNDED
+from .helpers.targets import BOUNDED
 
 TRACES = settings(BOUNDED, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 PORTABLE = [f"{p.name}:{arch.name}" for p in platforms().values() if p.name in ("cuda", "rocm", "xpu") for arch in p.archs()]

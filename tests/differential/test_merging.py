@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hal.testing.compare import expect_close
 from hal.testing.suite.placement import place_of
 
-from .targets import ON_KERNELS, open_target
+from .helpers.targets import ON_KERNELS, open_target
 
 TOKENS, WIDTH = 4, 8
 LEVELS = st.sampled_from([-math.inf, math.inf, math.nan, -1e30, -60.0, -1.5, -0.0, 0.0, 0.25, 2.0, 3e3])

@@ -15,8 +15,8 @@ from hal.common.vendor.tensors import settle_results
 from hal.testing.case import FULL, fit_sizes
 from hal.testing.suite.placement import place_of
 
-from .softmax import attend, check_rows, draw_cache
-from .targets import BOUNDED, ON_KERNELS, ints, open_target
+from .helpers.softmax import attend, check_rows, draw_cache
+from .helpers.targets import BOUNDED, ON_KERNELS, ints, open_target
 
 HEADS, KV_HEADS, WIDTH, VALUE = 4, 2, 16, 16
 LORA, ROPE = 16, 16

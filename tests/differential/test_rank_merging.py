@@ -13,9 +13,9 @@ import hal
 from hal.common.contract.parallel import local_length, owner
 from hal.common.running.rank_choice import find_candidates, merge_candidates
 from hal.common.running.ranks import DCPGroup
-from tests.attention.histories import BOUNDED
+from tests.attention.helpers.histories import BOUNDED
 
-from .test_topk import best
+from .helpers.choices import best
 
 CPU = hal.kernels("cpu")
 

@@ -18,9 +18,9 @@ from hal.common.stepping.builder import MetadataBuilder
 from hal.common.stepping.pages import make_pools
 from hal.config import LayerShape
 from hal.testing.reference.softmax import visible_keys
-from tests.attention.histories import BOUNDED
-from tests.attention.shapes import gqa, mla, model, sparse
-from tests.distributed.beside import on_device
+from tests.attention.helpers.histories import BOUNDED
+from tests.attention.helpers.shapes import gqa, mla, model, sparse
+from tests.distributed.helpers.beside import on_device
 
 BLOCK_SIZE, BLOCKS = 12, 400
 LAYERS = (

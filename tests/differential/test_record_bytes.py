@@ -28,8 +28,8 @@ from hal.common.contract.layouts import (
     latent_layout,
 )
 
-from . import bytes as oracle
-from .targets import BOUNDED
+from .helpers import bytes as oracle
+from .helpers.targets import BOUNDED
 
 Lanes = list[float]
 ELEMENTS = {

@@ -12,8 +12,8 @@ from hal.common.contract.layouts import latent_layout
 from hal.testing.case import FULL, fit_sizes
 from hal.testing.suite.placement import place_of
 
-from .targets import ON_KERNELS, ints, open_target
-from .test_shares import deal
+from .helpers.dealing import deal
+from .helpers.targets import ON_KERNELS, ints, open_target
 
 Ids = list[list[int]]
 

@@ -9,17 +9,10 @@ from hypothesis import strategies as st
 from hal import Parallel
 from hal.common.contract.parallel import local_length, local_position, owner
 
-from .targets import BOUNDED
+from .helpers.dealing import deal
+from .helpers.targets import BOUNDED
 
 RANKS, RUNS, LENGTHS = st.integers(1, 5), st.sampled_from([1, 2, 3, 4, 16]), st.integers(0, 200)
-
-
-def deal(length: int, ranks: int, run: int) -> list[list[int]]:
-    """Positions dealt to ranks in runs, one run after the other, as cards are."""
-    hands: list[list[int]] = [[] for _ in range(ranks)]
-    for position in range(length):
-        hands[position // run % ranks].append(position)
-    return hands
 
 
 def shares(ranks: int, run: int) -> list[Parallel]:

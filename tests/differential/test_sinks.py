@@ -13,8 +13,8 @@ from hal.common.contract.layouts import latent_layout
 from hal.testing.case import FULL, fit_sizes
 from hal.testing.suite.placement import place_of
 
-from .softmax import attend, check_rows, draw_cache
-from .targets import ON_KERNELS, ints, open_target
+from .helpers.softmax import attend, check_rows, draw_cache
+from .helpers.targets import ON_KERNELS, ints, open_target
 
 HEADS, LORA, ROPE, WIDTH = 4, 16, 16, 8
 SINKS = st.lists(st.sampled_from([-math.inf, -40.0, -1.0, 0.0, 2.5, 30.0]), min_size=HEADS, max_size=HEADS)

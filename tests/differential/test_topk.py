@@ -12,17 +12,11 @@ from hal.testing import FULL
 from hal.testing.case import fit_sizes
 from hal.testing.suite.placement import place_of
 
-from .targets import ON_KERNELS, ints, open_target
+from .helpers.choices import best
+from .helpers.targets import ON_KERNELS, ints, open_target
 
 COLUMNS = 9
 SCORES = st.sampled_from([-math.inf, math.inf, math.nan, -60.0, -1.5, -0.0, 0.0, 0.25, 2.0]) | st.floats(width=32)
-
-
-def best(scores: list[float], length: int, k: int) -> list[int]:
-    """The k best of a row's first `length` columns; NaN is as low as a score can be."""
-    columns = range(max(0, min(length, len(scores))))
-    ranked = sorted(columns, key=lambda column: (math.inf if math.isnan(scores[column]) else -scores[column], column))
-    return sorted(ranked[:k])
 
 
 @ON_KERNELS

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from .checks import list_checks
-from .processes import run_together
+from .helpers.checks import list_checks
+from .helpers.processes import run_together
 
 SECONDS = 240
 NAMES = [(ranks, name) for ranks in (2, 4) for name in list_checks(ranks)]
@@ -23,7 +23,7 @@ def run_group(ranks: int) -> list[dict[str, str]]:
     with TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"rank{rank}.json" for rank in range(ranks)]
         commands = [
-            ["-m", "tests.distributed.worker", str(rank), str(ranks), f"{folder}/store", str(output)]
+            ["-m", "tests.distributed.helpers.worker", str(rank), str(ranks), f"{folder}/store", str(output)]
             for rank, output in enumerate(outputs)
         ]
         logs = run_together(commands, SECONDS)

@@ -21,7 +21,7 @@ from hal.common.triton.tiles import CALLS, Candidate, Machine
 from hal.matrix.ci import SUITES, CiCell
 from hal.matrix.fleet import Compiler, PlatformProof
 
-from .pages import BLOCKS, PAGES, ROOT
+from .helpers.pages import BLOCKS, PAGES, ROOT
 
 DUMMY = ROOT / "tests" / "plugins" / "hal_dummy"
 LIMITS = {entry.name for entry in fields(Machine)} - {"arch", "candidates"}

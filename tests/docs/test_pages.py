@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from .pages import PAGES, ROOT, read_headings, read_links
+from .helpers.pages import PAGES, ROOT, read_headings, read_links
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 REPOSITORY = PROJECT["urls"]["Repository"]
@@ -43,7 +43,7 @@ def test_the_readme_shows_every_way_in() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_of_a_page_lead_somewhere(page: str) -> None:
     for link in read_links(page):
         if link.startswith(f"{REPOSITORY}/blob/main/"):
             target, _, anchor = link.removeprefix(f"{REPOSITORY}/blob/main/").partition("#")

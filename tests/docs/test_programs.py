@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .pages import BLOCKS, COMMANDS, LANGUAGES, PAGES, ROOT, Block, Command
+from .helpers.pages import BLOCKS, COMMANDS, LANGUAGES, PAGES, ROOT, Block, Command
 
 PROGRAMS = [page for page in PAGES if any(block.page == page and block.is_program for block in BLOCKS)]
 OWN = [command for command in COMMANDS if command.is_own]

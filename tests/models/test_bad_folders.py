@@ -16,7 +16,7 @@ from hal.common.contract.limits import Limits
 from hal.config import HalError
 from hal.models import CheckpointError, load, plan_checkpoint
 
-from . import folders, tiny
+from .helpers import folders, tiny
 
 LIMITS = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)
 Spoil = Callable[[Path], object]

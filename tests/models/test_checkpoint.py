@@ -15,7 +15,7 @@ from hal.common.contract.limits import Limits
 from hal.config import HalError
 from hal.models import CheckpointError, CheckpointPlan, UnsupportedModelError, load, plan_checkpoint
 
-from . import composites, folders, oracle, tiny
+from .helpers import composites, folders, oracle, tiny
 
 EVERY = tiny.FAMILIES | composites.COMPOSITES
 LIMITS = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)
@@ -296,21 +296,16 @@ def test_weights_arrive_in_the_asked_dtype(llama: PreTrainedModel, tmp_path: Pat
     assert str(model.module.dtype) == f"torch.{model.plan.dtype}"
 
 
-def halves(folder: Path) -> dict[str, list[str]]:
-    names = sorted(folders.load_file(folder / "model.safetensors"))
-    return {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-
-
 def test_shards_are_read_by_the_index(llama: PreTrainedModel, tmp_path: Path) -> None:
     folders.save(llama, tmp_path)
-    folders.shard(tmp_path, halves(tmp_path))
+    folders.shard(tmp_path, folders.halves(tmp_path))
     folders.save_file({"model.norm.weight": torch.zeros(64)}, tmp_path / "stray.safetensors")
     assert_loads_as(tmp_path, llama)
 
 
 def test_an_absent_shard_is_named(llama: PreTrainedModel, tmp_path: Path) -> None:
     folders.save(llama, tmp_path)
-    folders.shard(tmp_path, halves(tmp_path))
+    folders.shard(tmp_path, folders.halves(tmp_path))
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"1 of them are not there: b\.safetensors"):
         plan_checkpoint(tmp_path)
@@ -321,7 +316,7 @@ def test_a_shard_outside_the_folder_is_refused(llama: PreTrainedModel, tmp_path:
     folder = tmp_path / "model"
     folders.save(llama, folder)
     folders.save_file({"model.norm.weight": torch.ones(64)}, tmp_path / "outside.safetensors")
-    files = halves(folder)
+    files = folders.halves(folder)
     index = {name: file for file, names in files.items() for name in names} | {"model.norm.weight": shard}
     folders.shard(folder, files, index)
     with pytest.raises(CheckpointError, match="outside the folder"):
@@ -331,7 +326,7 @@ def test_a_shard_outside_the_folder_is_refused(llama: PreTrainedModel, tmp_path:
 def test_names_only_in_the_index_are_an_error_and_names_only_in_files_are_told(llama: PreTrainedModel, tmp_path: Path) -> None:
     folders.save(llama, tmp_path)
     folders.rewrite(tmp_path, lambda tensors: tensors | {"left.over": torch.ones(1)})
-    files = halves(tmp_path)
+    files = folders.halves(tmp_path)
     index = {name: file for file, names in files.items() for name in names if name != "left.over"}
     folders.shard(tmp_path, files, index | {"mtp.fc.weight": "a.safetensors"})
     plan = plan_checkpoint(tmp_path)
@@ -343,7 +338,7 @@ def test_names_only_in_the_index_are_an_error_and_names_only_in_files_are_told(l
 
 def test_an_overlay_named_by_the_index_wins(llama: PreTrainedModel, tmp_path: Path) -> None:
     folders.save(llama, tmp_path)
-    files = halves(tmp_path)
+    files = folders.halves(tmp_path)
     right = next(file for file, names in files.items() if "model.norm.weight" in names)
     index = {name: file for file, names in files.items() for name in names}
     folders.shard(tmp_path, files, index)
@@ -354,7 +349,7 @@ def test_an_overlay_named_by_the_index_wins(llama: PreTrainedModel, tmp_path: Pa
 
 def test_without_an_index_a_name_in_two_files_is_an_error(llama: PreTrainedModel, tmp_path: Path) -> None:
     folders.save(llama, tmp_path)
-    files = halves(tmp_path)
+    files = folders.halves(tmp_path)
     files["b.safetensors"].append(files["a.safetensors"][0])
     folders.shard(tmp_path, files, index={})
     with pytest.raises(CheckpointError, match=r"is in both a\.safetensors and b\.safetensors"):

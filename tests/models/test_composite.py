@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from hal.config import HalError, read_shape
 from hal.models import GenerationError, attach
 
-from . import composites, oracle, tiny
+from .helpers import composites, oracle, tiny
 
 
 @pytest.fixture(scope="module", params=composites.TWINS)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hal.models import UnsupportedModelError, attach
 
-from . import oracle, tiny
+from .helpers import oracle, tiny
 
 
 @pytest.fixture(scope="module")

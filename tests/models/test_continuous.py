@@ -14,7 +14,7 @@ from hal.models import UnsupportedModelError, attach, enable_generate_batch
 from hal.models.continuous import ContinuousBinding
 from hal.models.interface import BINDING
 
-from . import composites, oracle, tiny
+from .helpers import composites, oracle, tiny
 
 LENGTHS = [5, 31, 2, 17]
 NEW_TOKENS = 12

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from hal.models import CheckpointError, load, plan_checkpoint
 from hal.models.checkpoint_header import PACKED_BITS, read_header
 
-from . import folders, tiny
+from .helpers import folders, tiny
 
 Header = dict[str, Any]
 

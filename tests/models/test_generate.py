@@ -14,7 +14,7 @@ from hal.config import HalError
 from hal.models import GenerationError, Model, attach
 from hal.models.sampling import Sampling, choose_tokens
 
-from . import oracle, tiny
+from .helpers import oracle, tiny
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from hal.models import UnsupportedModelError, attach
 from hal.models.checks import check_call, check_first_call
 from hal.models.interface import MASK_RULE, AttentionCall
 
-from . import tiny
+from .helpers import tiny
 
 LAYER = LayerShape(layer_id=3, kind="attention", num_heads=4, num_kv_heads=2, head_dim=16, v_head_dim=16, softmax_scale=0.25)
 

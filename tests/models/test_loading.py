@@ -16,7 +16,7 @@ import transformers
 from hal.common.contract.limits import Limits
 from hal.models import load, loader
 
-from . import folders, tiny
+from .helpers import folders, tiny
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "loading.py"
 LIMITS = Limits(max_model_len=16, max_num_seqs=1, max_num_batched_tokens=16, block_size=16)

@@ -24,9 +24,9 @@ from hal.models.checkpoint_plan import plan_tensors
 from hal.models.dry_run import quiet_transformers
 from hal.models.keys import KeyResolver, conversions
 
-from . import composites, folders, tiny
-from .headers import NAMES, stored
-from .shrinking import small_configs
+from .helpers import composites, folders, tiny
+from .helpers.headers import NAMES, stored
+from .helpers.shrinking import small_configs
 
 LIMITS = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)
 EVERY = tiny.FAMILIES | composites.COMPOSITES

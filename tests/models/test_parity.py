@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from . import composites, oracle, tiny
+from .helpers import composites, oracle, tiny
 
 LENGTHS = (5, 33, 1, 18)
 TOLERANCE = 2e-5

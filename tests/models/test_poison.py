@@ -14,7 +14,7 @@ from hal.common.contract.parallel import Parallel
 from hal.models import CheckpointError, load, plan_checkpoint
 from hal.models.poison import poisoned_memory
 
-from . import composites, folders, tiny
+from .helpers import composites, folders, tiny
 
 EVERY = tiny.FAMILIES | composites.COMPOSITES
 LIMITS = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)

@@ -16,7 +16,7 @@ from hal.config import HalError
 from hal.models import CheckpointError, load, plan_checkpoint
 from hal.models.dequantising import BlockwiseDequantize
 
-from . import oracle, quantised, tiny
+from .helpers import oracle, quantised, tiny
 
 LIMITS = hal.Limits(64, 2, 48, block_size=16)
 # 192 is a whole block and half a one, which no number of equal blocks makes.

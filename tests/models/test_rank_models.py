@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.distributed.processes import run_together
+from tests.distributed.helpers.processes import run_together
 
-from .rank_cases import list_checks
+from .helpers.rank_cases import list_checks
 
 SECONDS = 400
 NAMES = list(list_checks(Path()))
@@ -23,7 +23,7 @@ def run_group(ranks: int = 2) -> list[dict[str, str]]:
     with TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"rank{rank}.json" for rank in range(ranks)]
         commands = [
-            ["-m", "tests.models.rank_worker", str(rank), str(ranks), f"{folder}/store", folder, str(output)]
+            ["-m", "tests.models.helpers.rank_worker", str(rank), str(ranks), f"{folder}/store", folder, str(output)]
             for rank, output in enumerate(outputs)
         ]
         logs = run_together(commands, SECONDS)

@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hal.models import UnsupportedModelError, attach
 
-from . import oracle, tiny
-from .rank_cases import COMMON, FAMILIES, OLD, falcon
+from .helpers import oracle, tiny
+from .helpers.rank_cases import COMMON, FAMILIES, OLD, falcon
 
 REROUTED = [name for name in FAMILIES if name.startswith(("falcon", "gptj", "codegen", "gpt-neo"))] + ["biogpt", "stablelm"]
 

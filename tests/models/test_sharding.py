@@ -18,8 +18,8 @@ from hal.models.build import build_module
 from hal.models.sharding import plan_sharding
 from hal.models.slices import Part, block
 
-from . import tiny
-from .rank_cases import COMMON, FAMILIES, OLD, falcon, llama, shard
+from .helpers import tiny
+from .helpers.rank_cases import COMMON, FAMILIES, OLD, falcon, llama, shard
 
 # Name of the fused projection, and which of its outputs heads 2 and 3 of 4 make, by query, key and value.
 LAYOUTS: dict[str, tuple[Callable[[], PreTrainedConfig], str, list[range]]] = {

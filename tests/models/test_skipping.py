@@ -18,8 +18,8 @@ from hal.models.checkpoint_plan import plan_tensors
 from hal.models.keys import KeyResolver
 from hal.models.skipping import BufferRules
 
-from . import composites, tiny
-from .headers import Extras, plan_with, stored
+from .helpers import composites, tiny
+from .helpers.headers import Extras, plan_with, stored
 
 LINEAR: tuple[str, tuple[int, ...]] = ("F32", (4, 4))
 VECTOR: tuple[str, tuple[int, ...]] = ("F32", (4,))

@@ -13,8 +13,8 @@ from transformers import PreTrainedConfig
 from hal.models import CheckpointError, load, plan_checkpoint
 from hal.models.quantisation import METHODS
 
-from . import composites, folders, tiny
-from .headers import Extras, plan_with
+from .helpers import composites, folders, tiny
+from .helpers.headers import Extras, plan_with
 
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 FRONT = WEIGHT.removesuffix(".weight")

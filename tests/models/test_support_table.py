@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from .support_table import REFUSED, RUNS, TOO_LARGE, judge_all, list_types, read_table
+from .helpers.support_table import REFUSED, RUNS, TOO_LARGE, judge_all, list_types, read_table
 
 PARTS = 20
 PART = int(os.environ.get("HAL_MODELS_PART", datetime.now(UTC).toordinal())) % PARTS
@@ -25,4 +25,4 @@ def test_the_table_has_every_type_of_this_transformers() -> None:
 def test_a_row_of_the_table_is_so(model_type: str) -> None:
     (found,) = judge_all([model_type])
     row = read_table()[model_type]
-    assert found.verdict == row.verdict, f"docs/models.md says {row}; found {found}; run python -m tests.models.support_table"
+    assert found.verdict == row.verdict, f"docs/models.md says {row}; found {found}; run support_table.py anew"

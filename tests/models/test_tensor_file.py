@@ -17,7 +17,7 @@ from hal.models import CheckpointError, load, loader, tensor_file
 from hal.models.checkpoint_header import read_header
 from hal.models.tensor_file import open_tensors
 
-from . import folders, tiny
+from .helpers import folders, tiny
 
 LIMITS = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)
 

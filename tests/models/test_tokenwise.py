@@ -14,8 +14,8 @@ from hal.common.contract.limits import Limits
 from hal.models import UnsupportedModelError, attach
 from hal.models.continuous import enable_generate_batch
 
-from . import tiny
-from .oracle import eager_logits, paged_logits, random_prompts, run_on_hal
+from .helpers import tiny
+from .helpers.oracle import eager_logits, paged_logits, random_prompts, run_on_hal
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 

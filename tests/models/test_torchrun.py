@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import hal
 from hal.models import load, plan_checkpoint
 
-from . import tiny
+from .helpers import tiny
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from hal.models import CheckpointError, load, plan_checkpoint
 
-from . import folders, tiny
-from .test_checkpoint import halves
+from .helpers import folders, tiny
 
 SINGLE = "model.safetensors"
 
@@ -36,7 +35,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 
 
 def numbered(folder: Path) -> dict[str, list[str]]:
-    return {f"model-0000{n}-of-00002.safetensors": names for n, names in enumerate(halves(folder).values(), 1)}
+    return {f"model-0000{n}-of-00002.safetensors": names for n, names in enumerate(folders.halves(folder).values(), 1)}
 
 
 def others(folder: Path, file: str, change: Callable[[str], str] = lambda name: name) -> None:
@@ -116,7 +115,7 @@ def test_a_shard_that_the_others_count_is_missed_without_an_index(folder: Path) 
 
 
 def test_a_copy_inside_the_listed_files_is_told(folder: Path) -> None:
-    files = halves(folder)
+    files = folders.halves(folder)
     index = {name: file for file, names in files.items() for name in names}
     folders.shard(folder, {file: [*names, "model.norm.weight"] for file, names in files.items()}, index)
     plan = plan_checkpoint(folder)
@@ -125,7 +124,7 @@ def test_a_copy_inside_the_listed_files_is_told(folder: Path) -> None:
 
 
 def test_a_tensor_in_another_file_than_the_index_says_is_told_with_that_file(folder: Path) -> None:
-    files = halves(folder)
+    files = folders.halves(folder)
     index = {name: file for file, names in files.items() for name in names}
     wrong = {"a.safetensors": "b.safetensors", "b.safetensors": "a.safetensors"}[index["model.norm.weight"]]
     folders.shard(folder, files, index | {"model.norm.weight": wrong})

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from hal.common.contract.limits import Limits
 from hal.models import CheckpointError, load, plan_checkpoint
 
-from . import composites, folders, tiny
+from .helpers import composites, folders, tiny
 
 LIMITS = Limits(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)
 HEAD = "lm_head.weight"

@@ -20,7 +20,7 @@ from hal.common.contract.call_values import KVCache, PagedBatch
 from hal.ops import caches, calls, merging, scores
 from hal.ops.calls import find_calls
 
-from .samples import INDEX, KV, LATENT, PAGE, make_batch, make_cache, random, record, samples
+from .helpers.samples import INDEX, KV, LATENT, PAGE, make_batch, make_cache, random, record, samples
 
 CPU = torch.device("cpu")
 BATCH_FIELDS = (

@@ -8,7 +8,7 @@ from hal.common.backends.registry import find_backend
 from hal.common.contract.device import Device
 from hal.testing import SMALL, Case, conformance_cases
 
-from .facade import through_operators
+from .helpers.facade import through_operators
 
 OPERATORS = through_operators(find_backend("cpu"))
 

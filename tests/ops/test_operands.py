@@ -15,7 +15,7 @@ import hal
 from hal import ops
 from hal.common.contract.call_values import IndexerChunk
 
-from .samples import HEADS, INDEX, KV, WIDTH, Recorded, make_batch, make_cache, random, record, samples
+from .helpers.samples import HEADS, INDEX, KV, WIDTH, Recorded, make_batch, make_cache, random, record, samples
 
 EVERY = pytest.mark.parametrize("call", [pytest.param(call, id=name) for name, call in samples(4)])
 OF_INDICES = pytest.mark.parametrize(

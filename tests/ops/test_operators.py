@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hal import ops
 from hal.common.contract.backend import CALLS, Backend
 
-from .samples import Recorded, record, samples
+from .helpers.samples import Recorded, record, samples
 
 EVERY = pytest.mark.parametrize("call", [pytest.param(call, id=name) for name, call in samples(4, 1, 0)])
 SOME_AND_NONE = pytest.mark.parametrize("call", [pytest.param(call, id=name) for name, call in samples(4, 0)])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,10 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 MAPPED = sorted(name.removeprefix("hal.") for name in SETUPTOOLS["package-dir"] if name != "hal")
 LONGEST_FILE = 600
 MACHINE_PATH = re.compile(r"(^|[^A-Za-z0-9_.])/(work|farm|root|tmp/[a-z]+|home/[a-z]+)/")
+
+
+MIN_WORDS = 4
+"""Of a test's name: with fewer it says what it looks at, and not what it holds."""
 
 
 def tracked_files() -> list[Path]:
@@ -72,3 +79,38 @@ def test_no_tracked_file_names_a_machine_path() -> None:
 def test_the_page_for_engines_shows_the_example_as_it_is() -> None:
     _, _, code = (ROOT / "examples" / "serve_one_batch.py").read_text().partition('"""\n\n')
     assert f"```python\n{code}```" in (ROOT / "docs" / "engine.md").read_text()
+
+
+def read_tests() -> dict[Path, ast.Module]:
+    """Every module of the tests but those of the platform from outside, which is a package of its own."""
+    folder = ROOT / "tests"
+    paths = [path for path in tracked_files() if path.suffix == ".py" and path.is_relative_to(folder)]
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths if not path.is_relative_to(folder / "plugins")}
+
+
+def shared_modules(path: Path, tree: ast.Module) -> Iterator[Path]:
+    """A file for each module of the tests that another imports, or imports from, whether it is there or not."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not (node.level or (node.module or "").startswith("tests.")):
+            continue
+        start = path.parents[node.level - 1] if node.level else ROOT
+        module = start.joinpath(*(node.module or "").split(".")) if node.module else start
+        yield from (module / f"{each.name}.py" for each in node.names) if module.is_dir() else (module.with_suffix(".py"),)
+
+
+def test_every_test_is_named_once_and_by_a_sentence() -> None:
+    names = Counter(
+        node.name
+        for tree in read_tests().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+    assert {name for name, count in names.items() if count > 1} == set()
+    assert {name for name in names if len(name.split("_")) <= MIN_WORDS} == set()
+
+
+def test_what_tests_share_is_there_and_lies_in_helpers() -> None:
+    shared = [(path, other) for path, tree in read_tests().items() for other in shared_modules(path, tree)]
+    assert len(shared) > 100
+    wrong = [(path, other) for path, other in shared if not other.is_file() or other.parent.name != "helpers"]
+    assert [f"{path.relative_to(ROOT)} imports {other.relative_to(ROOT)}" for path, other in wrong] == []

@@ -18,7 +18,7 @@ from hal.matrix.compile import compile_models, sample_models
 from hal.matrix.spirv import OP_CAPABILITY, OP_EXECUTION_MODE, OP_EXTENSION, Module, find_kernel, parse_module, read_text
 from hal.matrix.targets import find_arch, make_target
 
-from .portable import CAPABILITIES, EXECUTION_MODES, EXTENSIONS, without_hints
+from .helpers.portable import CAPABILITIES, EXECUTION_MODES, EXTENSIONS, without_hints
 
 (PROOF,) = [proof for proof in read_fleet() if proof.proof == "spirv"]
 SUBGROUP_SIZE = 35

@@ -12,7 +12,7 @@ from hal.common.triton.launch import Launch
 from hal.testing import SMALL, Case, ConformanceError, conformance_cases
 from hal.testing.proof import Prove
 
-from .executor import CompiledLauncher, Runtime
+from .helpers.executor import CompiledLauncher, Runtime
 
 PORTABLE, ARCH = "xpu:triton", "pvc"
 CASES = list(conformance_cases(find_backend(PORTABLE), SMALL))

@@ -8,7 +8,7 @@ import pytest
 
 import hal
 from hal.testing.suite.strides import check_forms
-from tests.attention.views import SCENES, batch_call, step_call
+from tests.attention.helpers.views import SCENES, batch_call, step_call
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",

@@ -8,7 +8,7 @@ import pytest
 
 from hal import Device, HalError
 from hal.common.backends.registry import find_backend
-from tests.conformance import test_bad_calls as on_cpu
+from tests.conformance.helpers import bad_calls as on_cpu
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",

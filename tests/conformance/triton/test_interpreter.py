@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     repair_interpreter()
-    from .short_floats import convert, multiply
+    from .helpers.short_floats import convert, multiply
 
 SHORT = {
     "bfloat16": torch.bfloat16,

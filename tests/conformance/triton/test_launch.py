@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.common.backends.registry import platforms
 from hal.common.contract.errors import BackendError, NoBackend
 from hal.common.contract.reason import Reason
 from hal.common.triton import launch, specialisations
@@ -20,24 +19,11 @@ from hal.common.triton import specialise as module
 from hal.common.triton.launch import Launch, Launcher, integer_class, launch_key, load_kernel
 from hal.common.triton.stand_in import stand_in
 from hal.common.triton.tiles import MIN_SIDE, Tile, Widths, block_side, choose_tile, read_machine, shared_bytes, split_width
-from hal.config import IndexerShape, LayerShape, MLAShape
+from hal.config import LayerShape, MLAShape
 
-ARCHS = [(platform.name, arch.name) for platform in platforms().values() if platform.name != "cpu" for arch in platform.archs()]
+from .helpers.layers import ARCHS, dense_layer, sparse_layer
+
 LATENT = Widths(main=512, rest=64, splits=True)
-
-
-def sparse_layer(heads: int = 128) -> LayerShape:
-    """A layer of DeepSeek-V3.2's widths."""
-    mla = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
-    indexer = IndexerShape(topk=2048, num_heads=64, head_dim=128)
-    widths = {"num_heads": heads, "num_kv_heads": heads, "head_dim": 192, "v_head_dim": 128, "softmax_scale": 0.1}
-    return LayerShape(layer_id=0, kind="mla", mla=mla, indexer=indexer, **widths)
-
-
-def dense_layer(head_dim: int = 128) -> LayerShape:
-    """A layer of Llama-3-8B's widths."""
-    widths = {"num_heads": 32, "num_kv_heads": 8, "head_dim": head_dim, "v_head_dim": head_dim, "softmax_scale": 0.1}
-    return LayerShape(layer_id=0, kind="attention", **widths)
 
 
 def make_launch(**changes: object) -> Launch:

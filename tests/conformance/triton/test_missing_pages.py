@@ -9,8 +9,8 @@ import pytest
 from hal import Device
 from hal.common.backends.registry import find_backend
 from hal.common.contract.layouts import latent_layout
-from tests.conformance import missing_pages
-from tests.conformance.missing_pages import MASKS, NOTHING
+from tests.conformance.helpers import missing_pages
+from tests.conformance.helpers.missing_pages import MASKS, NOTHING
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",

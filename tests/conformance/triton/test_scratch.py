@@ -17,7 +17,7 @@ from hal.common.triton.stand_in import stand_in
 from hal.common.triton.tiles import Tile, Widths, choose_tile, read_machine
 from hal.config import LayerShape, ModelShape
 
-from .test_launch import ARCHS, dense_layer, sparse_layer
+from .helpers.layers import ARCHS, dense_layer, sparse_layer
 
 LAYERS = {"dense": dense_layer(), "wide": dense_layer(256), "sparse": sparse_layer(), "few-heads": sparse_layer(16)}
 

@@ -9,7 +9,7 @@ import pytest
 from hal.testing import Case
 from hal.testing.proof import Prove
 
-from .cells import CELLS, Cell, Held
+from .helpers.cells import CELLS, Cell, Held
 
 
 def cases() -> Iterator[object]:
@@ -31,7 +31,7 @@ def test_every_recorded_release_that_an_adapter_calls_is_held_to_it() -> None:
     from hal.common.backends.registry import backends
     from hal.common.vendor import VendorBackend
 
-    from .cells import SIGNATURES
+    from .helpers.cells import SIGNATURES
 
     targets = {
         target

@@ -9,8 +9,8 @@ from hal.common.vendor import VendorCall
 from hal.common.vendor.call import fit_arguments
 from hal.matrix.signatures import RecordedSignature
 
-from .cells import CELLS, SIGNATURES, Cell
-from .recording import recorded_calls
+from .helpers.cells import CELLS, SIGNATURES, Cell
+from .helpers.recording import recorded_calls
 
 # The one argument without which a call means something else, and whose absence selection knows from the version.
 NEEDED = {("aiter", "return_lse")}

@@ -18,7 +18,7 @@ import hal
 from hal.common.backends.registry import backends, platforms
 from hal.config import ModelShape, read_shape
 
-from .cells import CELLS, Cell
+from .helpers.cells import CELLS, Cell
 
 COMMON = {"num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 16}
 LATENT = {

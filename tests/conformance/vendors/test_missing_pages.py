@@ -14,7 +14,7 @@ from hal.common.vendor import pages
 from hal.testing.cases import BatchCase
 from hal.testing.storage import build_cache, make_generator, paged_batch, random_tensor
 
-from .cells import CELLS, Cell, Held
+from .helpers.cells import CELLS, Cell, Held
 
 # 256 is the one page size that every kernel here reads.
 PAGE, DTYPE, SCALE = 256, "bfloat16", 0.1

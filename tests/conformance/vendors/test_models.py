@@ -17,7 +17,7 @@ import pytest
 import hal
 from hal.common.backends.registry import find_backend
 
-from .cells import CELLS, Cell
+from .helpers.cells import CELLS, Cell
 
 if TYPE_CHECKING:
     from hal.models import Model
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reaso
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 models = pytest.importorskip("hal.models")
-tiny = pytest.importorskip("tests.models.tiny")
+tiny = pytest.importorskip("tests.models.helpers.tiny")
 
 NOISE = 0.07
 PROMPTS = [[5, 9, 2, 29, 21, 7, 7, 12, 30, 3, 4, 17], [8, 20, 23]]

@@ -22,7 +22,7 @@ from hal.testing.storage import build_cache, make_generator
 from hal.testing.suite.paged import PagedCase, check_paged
 from hal.xpu import vllm_kernels_calls
 
-from .cells import CELLS, Cell, Held
+from .helpers.cells import CELLS, Cell, Held
 
 # What a step's absence shows itself by: a wrong result, a refusal, or tensors that no longer fit each other.
 FAILURES = (ConformanceError, RuntimeError, TypeError, ValueError, IndexError)

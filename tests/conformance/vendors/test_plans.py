@@ -21,7 +21,7 @@ from hal.common.vendor import Resolver, VendorBackend, VendorCall
 from hal.common.vendor.call import fit_arguments
 from hal.config import ConfigError, LayerShape, read_shape
 
-from .cells import CELLS, SIGNATURES, Cell
+from .helpers.cells import CELLS, SIGNATURES, Cell
 
 CONFIGS = Path(__file__).parents[4] / "shared" / "configs"
 TOKENS, REQUESTS, PAGES = 6, 3, 8

@@ -13,7 +13,7 @@ from hal.matrix.signatures import RecordedSignature
 from hal.testing import Case
 from hal.testing.proof import Prove
 
-from .cells import CELLS, SIGNATURES, Cell, Held
+from .helpers.cells import CELLS, SIGNATURES, Cell, Held
 
 (LEGACY,) = [cell for cell in CELLS if cell.library == "ipex"]
 CASES = [(LEGACY, held, case) for held in LEGACY.held for case in LEGACY.cases(held)]

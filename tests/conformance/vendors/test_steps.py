@@ -13,7 +13,7 @@ import torch
 import hal
 from hal.config import ModelShape, read_shape
 
-from .cells import CELLS, Cell
+from .helpers.cells import CELLS, Cell
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run this file alone, with TRITON_INTERPRET=1")
 

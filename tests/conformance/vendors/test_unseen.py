@@ -13,7 +13,7 @@ from hal.common.contract.layouts import attention_layout
 from hal.common.vendor import KernelFacts, VendorBackend
 from hal.testing import Case, ConformanceError, conformance_cases
 
-from .cells import CELLS, PROFILE, UNIFIED
+from .helpers.cells import CELLS, PROFILE, UNIFIED
 
 CELL = next(cell for cell in CELLS if UNIFIED in cell.held)
 ADAPTER = CELL.adapter(replace(UNIFIED, changes={**UNIFIED.changes, "block_size_multiple": 16, "window": True}))

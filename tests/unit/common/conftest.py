@@ -10,7 +10,7 @@ from hal.common.backends import registry as registry_module
 from hal.common.backends.registry import backends, platforms
 from hal.common.contract.software import Library
 
-from .fakes import make_backend, register
+from .helpers.fakes import make_backend, register
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import hal
 from hal.common.contract.limits import LARGEST
 from hal.config import HalError
 
-from .fakes import ask, gqa_layer, model
+from .helpers.fakes import ask, gqa_layer, model
 
 SHAPE, DEVICE = model(gqa_layer()), hal.Device.from_arch("cpu")
 LIMITS = hal.Limits(64, 2, 16)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hal.common.stepping.cost import MLACost, count_mla, count_selected
 from hal.config import MLAShape
 
-from .fakes import MLA
+from .helpers.fakes import MLA
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 SMALL = MLAShape(kv_lora_rank=5, qk_nope_head_dim=3, qk_rope_head_dim=2, v_head_dim=4)

@@ -6,7 +6,7 @@ import pytest
 
 import hal
 
-from .fakes import ask, codes, gqa_layer, make_backend, register
+from .helpers.fakes import ask, codes, gqa_layer, make_backend, register
 
 pytestmark = pytest.mark.usefixtures("fleet")
 

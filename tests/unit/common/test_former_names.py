@@ -10,7 +10,7 @@ import pytest
 import hal
 from hal.common.backends.registry import find_backend
 
-from .fakes import ask, gqa_layer, make_backend, model, register
+from .helpers.fakes import ask, gqa_layer, make_backend, model, register
 
 CALLED = "the backend cuda:quick is called cuda:renamed; use that name"
 LIMITS = hal.Limits(64, 2, 16)

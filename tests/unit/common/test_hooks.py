@@ -9,7 +9,7 @@ import pytest
 import hal
 from hal.common.backends.registry import find_backend
 
-from .fakes import ask, gqa_layer, make_backend, model, register
+from .helpers.fakes import ask, gqa_layer, make_backend, model, register
 
 pytestmark = pytest.mark.usefixtures("no_backends")
 

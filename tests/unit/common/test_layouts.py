@@ -10,7 +10,7 @@ import hal
 from hal.common.contract.layouts import Layout, block_table_width, index_layout, layer_index_layout, layer_layout
 from hal.common.contract.layouts.parse import parse_layout
 
-from .fakes import gqa_layer, mla_layer, sparse_layer
+from .helpers.fakes import gqa_layer, mla_layer, sparse_layer
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 

@@ -14,7 +14,7 @@ from hal.common.backends.judging import explain_refusal
 from hal.common.contract.software import Library, version_tuple
 from hal.common.vendor.presence import find_libraries
 
-from .fakes import ask, codes, make_backend
+from .helpers.fakes import ask, codes, make_backend
 
 FLASH = Library(name="flash", distributions=("flash-wheel", "flash-fork"), minimum="2.8")
 

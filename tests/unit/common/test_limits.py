@@ -6,7 +6,7 @@ import pytest
 
 import hal
 
-from .fakes import ask, gqa_layer, mla_layer, sparse_layer
+from .helpers.fakes import ask, gqa_layer, mla_layer, sparse_layer
 
 FIELDS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_logits_bytes")
 GOOD = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 32}

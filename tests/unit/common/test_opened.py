@@ -6,7 +6,7 @@ import pytest
 
 import hal
 
-from .fakes import make_backend
+from .helpers.fakes import make_backend
 
 
 def test_the_cpus_calls_are_bound_to_this_machine() -> None:

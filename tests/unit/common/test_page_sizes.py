@@ -9,7 +9,7 @@ from hal.common.backends.registry import platforms
 from hal.common.contract.layouts import layer_index_layout, layer_layout
 from hal.config import read_shape
 
-from .fakes import ask, codes, gqa_layer, make_backend, mla_layer, model, register, sparse_layer
+from .helpers.fakes import ask, codes, gqa_layer, make_backend, mla_layer, model, register, sparse_layer
 
 V3_2 = {
     "model_type": "made_up",

@@ -10,7 +10,7 @@ import hal
 from hal.common.contract.software import Library
 from hal.config import LayerShape
 
-from .fakes import ask, capabilities, codes, gqa_layer, make_backend, mla_layer, model, sparse_layer
+from .helpers.fakes import ask, capabilities, codes, gqa_layer, make_backend, mla_layer, model, sparse_layer
 
 LIMITS = hal.Limits(1024, 4, 64, block_size=16)
 MIXED = model(

@@ -11,7 +11,7 @@ import pytest
 
 import hal
 
-from .fakes import gqa_layer, make_backend, model, sparse_layer
+from .helpers.fakes import gqa_layer, make_backend, model, sparse_layer
 
 LIMITS = hal.Limits(1024, 4, 64, block_size=16)
 SPARSE = model(sparse_layer(0, topk=64), sparse_layer(1, topk=64, owns=False))

@@ -16,7 +16,7 @@ from hal.common.backends import registry as registry_module
 from hal.common.backends.plugins import list_plugins
 from hal.common.backends.registry import backends, broken_plugins, platforms
 
-from .fakes import ask, gqa_layer, make_backend
+from .helpers.fakes import ask, gqa_layer, make_backend
 
 # Made while hal's own platforms are registered: afterwards there are no targets.
 PLAIN, WINDOWED = ask(), ask(gqa_layer(window=4))

@@ -9,7 +9,7 @@ import pytest
 import hal
 from hal.common.backends.judging import explain_refusal
 
-from .fakes import ask, codes, gqa_layer, make_backend, mla_layer, sparse_layer
+from .helpers.fakes import ask, codes, gqa_layer, make_backend, mla_layer, sparse_layer
 
 EVERYTHING: dict[str, Any] = {
     "window": True,

@@ -12,7 +12,7 @@ from hal.common.backends.registry import backends, find_backend, platforms
 from hal.common.contract.backend import CALLS_BY_FAMILY, RESERVED, Backend
 from hal.common.contract.platform import Platform
 
-from .fakes import EVERY_FAMILY, ask, make_backend, mla_layer, sparse_layer
+from .helpers.fakes import EVERY_FAMILY, ask, make_backend, mla_layer, sparse_layer
 
 pytestmark = pytest.mark.usefixtures("registry")
 PROMISES = [(family, call) for family in sorted(EVERY_FAMILY) for call in CALLS_BY_FAMILY[family]]

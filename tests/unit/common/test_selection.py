@@ -9,7 +9,7 @@ import pytest
 import hal
 from hal.common.contract.software import Library
 
-from .fakes import ask, codes, gqa_layer, make_backend, mla_layer, register, sparse_layer
+from .helpers.fakes import ask, codes, gqa_layer, make_backend, mla_layer, register, sparse_layer
 
 pytestmark = pytest.mark.usefixtures("no_backends")
 

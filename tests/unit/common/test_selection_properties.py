@@ -18,7 +18,7 @@ from hal.common.backends.registry import backends, known_libraries, platforms
 from hal.common.contract.reason import CODES
 from hal.config import IndexerShape, LayerShape, MLAShape
 
-from .fakes import codes, gqa_layer, mla_layer, sparse_layer
+from .helpers.fakes import codes, gqa_layer, mla_layer, sparse_layer
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TARGETS = [f"{name}:{arch.name}" for name, platform in platforms().items() for arch in platform.archs()]

@@ -15,7 +15,7 @@ from hal.common.planning.buffers import context_rows
 from hal.common.stepping.chunks import plan_scores
 from hal.config import IndexerShape
 
-from .fakes import gqa_layer, mla_layer, model, sparse_layer
+from .helpers.fakes import gqa_layer, mla_layer, model, sparse_layer
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 LIMITS = hal.Limits(1000, 4, 64, block_size=16)

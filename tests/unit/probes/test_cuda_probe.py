@@ -10,7 +10,7 @@ import pytest
 
 from hal.cuda.probe import probe
 
-from .fakes import GIB, FakeNVML, make_torch
+from .helpers.fakes import GIB, FakeNVML, make_torch
 
 H100, RTX = ((9, 0), "NVIDIA H100", False), ((12, 0), b"NVIDIA GeForce RTX 5090", False)
 Install = Callable[..., None]

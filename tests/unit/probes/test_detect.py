@@ -17,7 +17,7 @@ from hal.common.backends import detection
 from hal.common.backends.detection import probe_platforms
 from hal.common.contract import quiet
 
-from .fakes import GIB, FakeNVML, make_amdsmi, make_pyrsmi, make_torch
+from .helpers.fakes import GIB, FakeNVML, make_amdsmi, make_pyrsmi, make_torch
 
 Install = Callable[..., None]
 Raise = Callable[[str, BaseException], None]

@@ -12,7 +12,7 @@ import pytest
 import hal
 from hal.rocm.probe import name_target, probe
 
-from .fakes import GIB, ROCMLError_LibraryNotFound, make_amdsmi, make_pyrsmi, make_torch
+from .helpers.fakes import GIB, ROCMLError_LibraryNotFound, make_amdsmi, make_pyrsmi, make_torch
 
 Install = Callable[..., None]
 

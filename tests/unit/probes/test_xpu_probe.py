@@ -11,7 +11,7 @@ import pytest
 
 from hal.xpu.probe import probe
 
-from .fakes import GIB, make_torch
+from .helpers.fakes import GIB, make_torch
 
 Install = Callable[..., None]
 MAX_1550, B60, LUNAR_LAKE = 0x0BD5, 0xE211, 0x64A0

@@ -1,4 +1,4 @@
-"""One rank of a group, as a process: python -m tests.distributed.worker RANK RANKS STORE RESULTS"""
+"""One rank of a group, as a process: python -m tests.distributed.helpers.worker RANK RANKS STORE RESULTS"""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ import hal
 from hal.common.contract.errors import InputError
 from hal.common.stepping import runs as mla_runs
 from hal.config import LayerShape
-from tests.attention import gqa_run, mla_run
-from tests.attention.mla_run import draw_choice
-from tests.attention.shapes import INDEX_HEADS, INDEX_WIDTH, MLA, gqa, mla, model, sparse
-from tests.attention.window_engine import WindowEngine
+from tests.attention.helpers import gqa_run, mla_run
+from tests.attention.helpers.mla_run import draw_choice
+from tests.attention.helpers.shapes import INDEX_HEADS, INDEX_WIDTH, MLA, gqa, mla, model, sparse
+from tests.attention.helpers.window_engine import WindowEngine
 
 from .beside import RankEngine
 from .cases import CASES, LAYERS, LIMITS, MIXED, Case

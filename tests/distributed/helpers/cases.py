@@ -7,7 +7,7 @@ from typing import Any
 
 import hal
 from hal.config import LayerShape
-from tests.attention.shapes import gqa, mla, sparse
+from tests.attention.helpers.shapes import gqa, mla, sparse
 
 Step = list[tuple[int, int]]
 

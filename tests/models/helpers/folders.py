@@ -45,3 +45,9 @@ def prefixed(strip: str, add: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {
         add + name.removeprefix(strip) if name.startswith(strip) else name: tensor for name, tensor in tensors.items()
     }
+
+
+def halves(folder: Path) -> dict[str, list[str]]:
+    """The names of a folder's one file, every other one in each of two files."""
+    names = sorted(load_file(folder / "model.safetensors"))
+    return {"a.safetensors": names[::2], "b.safetensors": names[1::2]}

@@ -1,11 +1,11 @@
-"""One rank of a group that runs models, as a process: python -m tests.models.rank_worker RANK RANKS STORE FOLDER RESULTS"""
+"""One rank of a group that runs models: python -m tests.models.helpers.rank_worker RANK RANKS STORE FOLDER RESULTS"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from tests.distributed.worker import run_checks
+from tests.distributed.helpers.worker import run_checks
 
 from .rank_cases import list_checks
 

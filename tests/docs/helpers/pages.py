@@ -21,7 +21,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
     for path in (

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run_together(commands: Sequence[Sequence[str]], seconds: float) -> list[str]:

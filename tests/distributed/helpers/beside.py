@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 import hal
 from hal.config import ModelShape
-from tests.attention import oracle
-from tests.attention.engine import Engine
+from tests.attention.helpers import oracle
+from tests.attention.helpers.engine import Engine
 
 
 class Beside:
