@@ -1,9 +1,11 @@
-"""Options that pick what runs on this machine: --device for an accelerator, --backend for one backend's conformance cases."""
+"""Options that pick what runs: --device for an accelerator, --backend for one backend's cases, --share for a day's part."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("hal")
     group.addoption("--device", metavar="PLATFORM", help="run the tests marked `hardware` on this platform's device")
     group.addoption("--backend", metavar="NAME", help="hold only this backend to the contract; it must be able to run")
+    group.addoption(
+        "--share", metavar="N", type=int, default=1, help="run every N-th case of a parametrised test, others each day"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,17 +33,36 @@ def pytest_configure(config: pytest.Config) -> None:
             find_device(config.getoption("--device"))
         if config.getoption("--backend") is not None:
             find_targets(config.getoption("--backend"))
+        if config.getoption("--share") < 1:
+            raise ValueError(f"--share is {config.getoption('--share')}; expected a whole number of at least 1")
     except (ValueError, BackendError) as error:
         raise pytest.UsageError(str(error)) from error
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _keep_share(config, items)
     if config.getoption("--device") is not None:
         return
     skip = pytest.mark.skip(reason="needs an accelerator; name its platform with --device")
     for item in items:
         if item.get_closest_marker("hardware") is not None:
             item.add_marker(skip)
+
+
+def _keep_share(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the day's share of every parametrised test in the list, and every other test."""
+    parts, day = config.getoption("--share"), datetime.now(UTC).toordinal()
+    if parts == 1:
+        return
+    seen: Counter[str] = Counter()
+    kept, left = [], []
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        is_whole = name == item.nodeid
+        (kept if is_whole or seen[name] % parts == day % parts else left).append(item)
+        seen[name] += 1
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
 
 
 @pytest.fixture
