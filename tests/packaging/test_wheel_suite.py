@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 
@@ -60,3 +62,12 @@ def test_one_command_holds_a_platform_to_the_contract(python: Path, tmp_path: Pa
     ).splitlines()
     assert first.startswith("dummy:narrow@d1: ")
     assert last == "all passed"
+
+
+def test_the_wheel_shows_an_index_the_readme_and_the_projects_addresses(python: Path, tmp_path: Path) -> None:
+    code = "import json; from importlib.metadata import metadata; print(json.dumps(metadata('hal-attention').json))"
+    shown = json.loads(run(python, "-c", code, cwd=tmp_path))
+    assert shown["description"].strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    assert shown["description_content_type"] == "text/markdown"
+    urls = dict(line.split(", ") for line in shown["project_url"])
+    assert urls == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
