@@ -17,6 +17,7 @@ from hal.cli.app import app
 from hal.common.backends.registry import backends, platforms
 from hal.common.contract.backend import CALLS as KERNEL_CALLS
 from hal.common.contract.environment import VARIABLES
+from hal.common.contract.reason import CODES
 from hal.common.triton.tiles import CALLS, Candidate, Machine
 from hal.matrix.ci import SUITES, CiCell
 from hal.matrix.fleet import Compiler, PlatformProof
@@ -85,9 +86,9 @@ def test_a_table_names_every_one(what: str) -> None:
     assert [name for name in wanted if not any(f"{each} ".startswith(f"{name} ") for each in told)] == []
 
 
-def test_the_page_of_platforms_names_every_call_kernel_and_suite() -> None:
+def test_the_page_of_platforms_names_every_call_kernel_reason_and_suite() -> None:
     spans = re.findall(r"`([\w-]+)`", PAGES["docs/platform.md"].read_text(encoding="utf-8"))
-    assert {*KERNEL_CALLS, *CALLS, *SUITES, *names(Compiler)} <= set(spans)
+    assert {*KERNEL_CALLS, *CALLS, *CODES, *SUITES, *names(Compiler)} <= set(spans)
 
 
 def test_the_page_of_platforms_shows_the_package_as_it_is() -> None:
