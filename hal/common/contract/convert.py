@@ -9,7 +9,7 @@ import torch
 from .cache import KVCache
 from .errors import LayoutError
 from .layouts import Layout, change_variant
-from .layouts.codecs import record_pieces
+from .layouts.row_layout import record_pieces
 from .records import as_bytes, read_records, write_records
 
 # Bytes of records worked on at once.

@@ -13,13 +13,13 @@ from hal.common.contract.errors import BatchError, InputError
 from .checks import check_keys, check_query, count_parts, plain_name, prepare_results, require_tile
 from .launch import Launch
 from .merge import join_launch
-from .tiles import Machine, Tile, Widths, split_width
+from .stored import AS_THEY_ARE, LATENTS, Stored, store_of
+from .tiles import Machine, Tile, Widths, latent_widths, split_width
 
 if TYPE_CHECKING:
     import torch
 
     from hal.common.contract.call_values import KVCache, PagedBatch
-    from hal.common.contract.layouts import Layout
 
 # A repair holds a row of results more than the pass before it, for which four warps have too few registers on sm_100 and
 # sm_120; sixteen have too few of their own (hal compile counts the spills).
@@ -47,7 +47,8 @@ class Mask:
 class Keys:
     """Where keys and values lie. Strides in elements; lengths: int32 [requests], or [requests + 1] where keys lie end to end.
 
-    table: None where they do. value: elements of a value; pages: how many there are.
+    table: None where they do. value: elements of a value; pages: how many there are. stored: how a cache keeps them, None for
+    keys of the queries' type.
     """
 
     call: str
@@ -66,6 +67,7 @@ class Keys:
     page: int = 1
     page_stride: int = 1
     pages: int = 0
+    stored: Stored | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,24 +88,24 @@ class Results:
     lse: Any
 
 
-def paged_keys(layout: Layout, rows: Any, value_rows: Any, batch: Any, block_size: int, page_stride: int, pages: int) -> Keys:
-    """The keys of a cache by its rows [rows, width]; value_rows are the same rows from the first value element on."""
-    is_latent = layout.name == "latent"
+def paged_keys(stored: Stored, value_rows: Any, batch: Any) -> Keys:
+    """The keys of a cache; value_rows are its rows [rows, width] from the first value element on."""
+    layout, row = stored.layout, stored.row
+    is_latent = layout.name in LATENTS
     if is_latent:
-        (lora,), (rope,) = layout.parts
-        kv_heads, head_dim, value = 1, 0, lora
-        widths = Widths(main=lora, rest=rope, splits=True)
+        kv_heads, head_dim, value = 1, 0, layout.widths[0]
+        widths = latent_widths(layout)
     else:
         (kv_heads, head_dim), (_, value) = layout.parts
         main, rest = split_width(head_dim)
         widths = Widths(main=main, rest=rest, value=value)
     return Keys(
         call="latent" if is_latent else "attend",
-        k=rows,
+        k=stored.rows,
         v=value_rows,
-        k_row=rows.stride(0),
+        k_row=row,
         k_head=head_dim,
-        v_row=rows.stride(0),
+        v_row=row,
         v_head=0 if is_latent else value,
         kv_heads=kv_heads,
         widths=widths,
@@ -111,9 +113,10 @@ def paged_keys(layout: Layout, rows: Any, value_rows: Any, batch: Any, block_siz
         lengths=batch.seq_lens,
         max_length=batch.max_seq_len,
         table=batch.block_table,
-        page=block_size,
-        page_stride=page_stride,
-        pages=pages,
+        page=stored.block_size,
+        page_stride=stored.page_stride,
+        pages=stored.pages,
+        stored=stored,
     )
 
 
@@ -157,6 +160,7 @@ def attend_launch(
     group = q.shape[1] // keys.kv_heads
     tokens = _tokens_of_tile(tile, group) if repairs else 0
     table = keys.table if is_paged else queries.start_loc
+    scales = None if keys.stored is None else keys.stored.scales
     return Launch(
         kernel="attend:attend_keys",
         grid=(
@@ -169,6 +173,7 @@ def attend_launch(
             "block_table": table,
             "q_start_loc": queries.start_loc,
             "k_lens": keys.lengths,
+            "scales": queries.start_loc if scales is None else scales,
             "lse": queries.start_loc if lse is None else lse,
         },
         strides={
@@ -218,6 +223,7 @@ def attend_launch(
             "BLOCK_V": widths.block_value or tile.block_c,
             "NUM_V": tile.num_c,
             "TOKENS": tokens,
+            **(AS_THEY_ARE if keys.stored is None else keys.stored.read_constants()),
         },
         num_warps=max(tile.num_warps, min(2 * tile.num_warps, _MOST_REPAIR_WARPS)) if repairs else tile.num_warps,
         num_stages=tile.num_stages,
@@ -239,10 +245,9 @@ def attend_pages(
     check_query(q, cache)
     refuse_key_ranges(batch, "paged_attention")
     batch = dense_batch(batch)
-    rows = cache.rows
-    layout = cache.layout
-    value_rows = rows if layout.name == "latent" else rows[:, layout.widths[0] :]
-    keys = paged_keys(layout, rows, value_rows, batch, cache.block_size, cache.page_stride, cache.num_pages)
+    stored = store_of(cache)
+    value_rows = stored.rows if cache.layout.name in LATENTS else stored.rows[:, cache.layout.widths[0] :]
+    keys = paged_keys(stored, value_rows, batch)
     queries = Queries(
         q=dense_rows(q), start_loc=batch.query_start_loc, num_requests=batch.seq_lens.shape[0], max_len=batch.max_query_len
     )

@@ -9,6 +9,7 @@ from hal.common.contract.backend import Backend
 from hal.common.contract.capabilities import Capabilities
 
 from .launch import Launcher
+from .stored import LATENTS
 from .tiles import read_machine
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 PORTABLE = Capabilities(
     families=frozenset({"attention", "mla", "sparse_mla"}),
     dtypes=("bfloat16", "float16", "float32"),
-    kv_layouts={"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",)},
-    index_layouts=("indexer",),
+    kv_layouts={"attention": ("kv", "kv_fp8"), "mla": LATENTS, "sparse_mla": LATENTS},
+    index_layouts=("indexer", "indexer_fp8"),
     rank={"*": 50},
     default_block_size=64,
     max_index_pool=64,

@@ -8,50 +8,54 @@ from typing import TYPE_CHECKING, Any
 from hal.common.contract.call_values import KVCache
 from hal.common.contract.dense import dense_numbers, dense_rows
 from hal.common.contract.errors import LayoutError
-from hal.common.contract.layouts import UNQUANTISED, Layout
+from hal.common.contract.layouts import Layout
 
+from .codes import read_codes_launch, write_codes_launch
+from .columns import column_tiles, columns_at_once, part_constants
 from .launch import Launch
 from .operands import check_slots
+from .records import read_records_launch, write_records_launch
+from .stored import Stored, store_of
 
 if TYPE_CHECKING:
     import torch
 
-_MAX_COLUMNS = 1024
+READ_AND_WRITTEN = ("kv", "latent", "indexer", "kv_fp8", "latent_fp8", "fp8_ds_mla", "indexer_fp8")
 
 
-def write_launch(
-    layout: Layout, cache_rows: Any, parts: Sequence[Any], slots: Any, block_size: int, page_stride: int, pages: int
-) -> Launch:
-    """parts: one or two [tokens, width] of the layout, rows dense; slots int64 [tokens]."""
+def write_launch(stored: Stored, parts: Sequence[Any], slots: Any) -> Launch:
+    """parts: one or two [tokens, width] of the layout, rows dense, none of them empty; slots int64 [tokens]."""
+    if stored.layout.blocks is not None:
+        return write_records_launch(stored, parts, slots)
+    if stored.layout.fp8 is not None:
+        return write_codes_launch(stored, parts, slots)
     first, second = parts[0], parts[-1]
-    block = _columns(layout)
     return Launch(
         kernel="cache:write_rows",
-        grid=(slots.shape[0], -(-layout.width // block)),
-        tensors={"first": first, "second": second, "cache": cache_rows},
+        grid=(slots.shape[0], column_tiles(stored.layout)),
+        tensors={"first": first, "second": second, "cache": stored.rows},
         tables={"slots": slots},
-        strides={
-            "first_token": first.stride(0),
-            "second_token": second.stride(0),
-            "cache_row": cache_rows.stride(0),
-        },
-        numbers={"page_stride": page_stride, "num_slots": pages * block_size},
-        constants={"PAGE": block_size, "FIRST": layout.widths[0], "SECOND": _second(layout), "BLOCK": block},
+        strides={"first_token": first.stride(0), "second_token": second.stride(0), "cache_row": stored.row},
+        numbers={"page_stride": stored.page_stride, "num_slots": stored.num_slots},
+        constants={"PAGE": stored.block_size, **part_constants(stored.layout), "BLOCK": columns_at_once(stored.layout)},
         num_warps=4,
     )
 
 
-def read_launch(layout: Layout, cache_rows: Any, rows: Any, parts: Sequence[Any]) -> Launch:
-    """parts: one or two dense [rows, ...] to fill; rows int32."""
-    block = _columns(layout)
+def read_launch(stored: Stored, rows: Any, parts: Sequence[Any]) -> Launch:
+    """parts: one or two dense [rows, ...] to fill, fp32 where they are quantised, none of them empty; rows int32."""
+    if stored.layout.blocks is not None:
+        return read_records_launch(stored, rows, parts)
+    if stored.layout.fp8 is not None:
+        return read_codes_launch(stored, rows, parts)
     return Launch(
         kernel="cache:read_rows",
-        grid=(rows.shape[0], -(-layout.width // block)),
-        tensors={"cache": cache_rows, "first": parts[0], "second": parts[-1]},
+        grid=(rows.shape[0], column_tiles(stored.layout)),
+        tensors={"cache": stored.rows, "first": parts[0], "second": parts[-1]},
         tables={"rows": rows},
-        strides={"cache_row": cache_rows.stride(0)},
-        numbers={"num_rows": cache_rows.shape[0]},
-        constants={"FIRST": layout.widths[0], "SECOND": _second(layout), "BLOCK": block},
+        strides={"cache_row": stored.row},
+        numbers={"num_rows": stored.num_rows},
+        constants={**part_constants(stored.layout), "BLOCK": columns_at_once(stored.layout)},
         num_warps=4,
     )
 
@@ -72,27 +76,28 @@ def write_rows(run: Callable[[Launch], None], cache: KVCache, slots: torch.Tenso
         )
     if not tokens:
         return
-    flat = [dense_rows(part.reshape(tokens, -1)) for part in parts]
-    run(write_launch(layout, cache.rows, flat, slots.contiguous(), cache.block_size, cache.page_stride, cache.num_pages))
+    flat = [dense_rows(part.reshape(tokens, -1)) for part in filled(layout, parts)]
+    run(write_launch(store_of(cache), flat, slots.contiguous()))
 
 
 def read_rows(run: Callable[[Launch], None], cache: KVCache, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The parts [rows, *part] at some rows; row -1 gives zeros and reads nothing."""
-    _check_layout(cache.layout)
+    """The parts [rows, *part] at some rows, fp32 where they are quantised; row -1 gives zeros and reads nothing."""
+    import torch
+
+    layout = cache.layout
+    _check_layout(layout)
     rows = dense_numbers("rows", rows)
-    parts = tuple(cache.storage.new_empty((rows.shape[0], *part)) for part in cache.layout.parts)
-    run(read_launch(cache.layout, cache.rows, rows, parts))
+    dtype = torch.float32 if layout.is_quantised else cache.storage.dtype
+    parts = tuple(cache.storage.new_empty((rows.shape[0], *part), dtype=dtype) for part in layout.parts)
+    run(read_launch(store_of(cache), rows, filled(layout, parts)))
     return parts
 
 
+def filled(layout: Layout, parts: Sequence[Any]) -> list[Any]:
+    """Those of a row's parts that have elements, as a rotary part of no width has none."""
+    return [part for part, width in zip(parts, layout.widths, strict=True) if width]
+
+
 def _check_layout(layout: Layout) -> None:
-    if layout.name not in UNQUANTISED or len(layout.parts) > 2:
-        raise LayoutError(f"these kernels read and write the layouts {', '.join(UNQUANTISED)}, not {layout.name!r}")
-
-
-def _second(layout: Layout) -> int:
-    return layout.widths[1] if len(layout.widths) > 1 else 0
-
-
-def _columns(layout: Layout) -> int:
-    return min(_MAX_COLUMNS, 1 << (max(layout.width, 1) - 1).bit_length())
+    if layout.name not in READ_AND_WRITTEN or len(layout.parts) > 2:
+        raise LayoutError(f"these kernels read and write the layouts {', '.join(READ_AND_WRITTEN)}, not {layout.name!r}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hal.common.contract.call_values import Segment
 from hal.common.contract.errors import BackendError, BatchError, LayoutError
 
+from .stored import LATENTS
 from .tiles import Machine, Tile, Widths, choose_tile
 
 if TYPE_CHECKING:
@@ -59,17 +60,17 @@ def require_tile(machine: Machine, call: str, widths: Widths, dtype: str, rows: 
 
 
 def check_query(q: torch.Tensor, cache: KVCache) -> None:
-    """Raise LayoutError unless this holds: q [tokens, heads, width] in the cache's element type, as wide as its keys."""
+    """Raise LayoutError unless this holds: q [tokens, heads, width] as wide as a cache's keys and in its element type, if it has one."""
     layout = cache.layout
-    if layout.name not in ("kv", "latent"):
-        raise LayoutError(f"paged attention reads layouts 'kv' and 'latent', not {layout.name!r}")
-    heads, width = (1, layout.width) if layout.name == "latent" else layout.parts[0]
+    if layout.name not in ("kv", "kv_fp8", *LATENTS):
+        raise LayoutError(f"paged attention reads layouts kv, kv_fp8, {', '.join(LATENTS)}, not {layout.name!r}")
+    heads, width = (1, sum(layout.widths)) if layout.name in LATENTS else layout.parts[0]
     if q.dim() != 3 or q.shape[2] != width or q.shape[1] % heads:
         raise LayoutError(
             f"queries have shape {list(q.shape)}; the cache holds {heads} KV heads with keys of {width}, which must divide "
             "the heads and equal the width"
         )
-    if plain_name(q) != layout.dtype:
+    if not layout.is_quantised and plain_name(q) != layout.dtype:
         raise LayoutError(f"queries are {q.dtype} and the cache is {layout.dtype}; a product needs one element type")
 
 
@@ -83,13 +84,17 @@ def check_segments(q: torch.Tensor, segments: tuple[Segment, ...], kv_lora_rank:
         if not isinstance(segment, Segment):
             raise LayoutError(f"a segment is a {type(segment).__name__}; expected Segment(cache, rows, valid)")
         cache, rows, valid = segment
-        if cache.layout.width != q.shape[2] or not 0 < kv_lora_rank <= q.shape[2]:
+        width = sum(cache.layout.widths)
+        if width != q.shape[2] or not 0 < kv_lora_rank <= width:
+            raise BatchError(f"q is {q.shape[2]} wide and kv_lora_rank {kv_lora_rank}; the cache's rows have {width} elements")
+        if cache.layout.is_quantised and (cache.layout.name not in LATENTS or cache.layout.widths[0] != kv_lora_rank):
             raise BatchError(
-                f"q is {q.shape[2]} wide and kv_lora_rank {kv_lora_rank}; the cache's rows have {cache.layout.width} elements"
+                f"the cache is {cache.layout.name!r} with parts {list(cache.layout.widths)}; kv_lora_rank {kv_lora_rank} needs "
+                f"one of {', '.join(LATENTS)} whose first part it is"
             )
         if not rows.shape[0] == valid.shape[0] == q.shape[0]:
             raise BatchError(f"{q.shape[0]} query tokens with {rows.shape[0]} lists of rows and {valid.shape[0]} counts")
-        if plain_name(q) != cache.layout.dtype:
+        if not cache.layout.is_quantised and plain_name(q) != cache.layout.dtype:
             raise BatchError(f"q is {q.dtype} and a cache {cache.layout.dtype}; a product needs one element type")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
+from hal.common.contract.layouts import layer_layout
 from hal.common.contract.reason import Reason
 from hal.common.contract.request import Request
 
-from .tiles import Widths, choose_tile, read_machine, split_width
+from .tiles import Widths, choose_tile, latent_widths, read_machine, split_width
 
 # Query rows per KV head of the two extremes: one token of one head, and a tile that is full.
 _FEW, _MANY = 1, 1 << 20
@@ -37,7 +38,8 @@ def needed_tiles(request: Request) -> Iterator[tuple[str, Widths]]:
         main, rest = split_width(layer.head_dim)
         yield "attend", Widths(main=main, rest=rest, value=layer.v_head_dim)
         return
-    latent = Widths(main=mla.kv_lora_rank, rest=mla.qk_rope_head_dim, splits=True)
+    known = request.kv_layout if request.kv_layout in layer.kv_layouts else "auto"
+    latent = latent_widths(layer_layout(layer, known, request.dtype))
     main, rest = split_width(layer.head_dim)
     yield "attend", Widths(main=main, rest=rest, value=layer.v_head_dim)
     yield "sparse" if layer.indexer is not None else "latent", latent

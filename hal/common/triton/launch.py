@@ -21,6 +21,7 @@ _POINTERS = {
     "float32": "*fp32",
     "int32": "*i32",
     "int64": "*i64",
+    "uint8": "*u8",
 }
 
 

@@ -12,6 +12,7 @@ from hal.common.contract.errors import LayoutError
 from .checks import plain_name, require_tile
 from .launch import Launch
 from .operands import check_chunk
+from .stored import PLAIN_RECORDS, Stored, store_of
 from .tiles import Machine, Tile, Widths
 
 if TYPE_CHECKING:
@@ -21,18 +22,7 @@ if TYPE_CHECKING:
 _TOKENS = 16
 
 
-def score_launch(
-    tile: Tile,
-    iq: Any,
-    weights: Any,
-    cache_rows: Any,
-    batch: Any,
-    chunk: IndexerChunk,
-    scores: Any,
-    block_size: int,
-    page_stride: int,
-    pages: int,
-) -> Launch:
+def score_launch(tile: Tile, iq: Any, weights: Any, stored: Stored, batch: Any, chunk: IndexerChunk, scores: Any) -> Launch:
     """iq [tokens, heads, width] and weights fp32 [tokens, heads] into scores fp32 [chunk tokens, keys]."""
     _, heads, width = iq.shape
     queries = min(batch.max_query_len, chunk.token_stop - chunk.token_start)
@@ -40,7 +30,7 @@ def score_launch(
     return Launch(
         kernel="scores:score_keys",
         grid=(-(-scores.shape[1] // tile.block_n), max(1, -(-queries // _TOKENS)), requests + 1),
-        tensors={"q": iq, "cache": cache_rows},
+        tensors={"q": iq, "cache": stored.rows},
         tables={
             "weights": weights,
             "block_table": batch.block_table,
@@ -52,10 +42,10 @@ def score_launch(
             "q_token": iq.stride(0),
             "q_head": iq.stride(1),
             "weights_token": weights.stride(0),
-            "cache_row": cache_rows.stride(0),
+            "cache_row": stored.row,
         },
         numbers={
-            "page_stride": page_stride,
+            "page_stride": stored.page_stride,
             "table_row": batch.block_table.stride(0),
             "scores_row": scores.stride(0),
             "token_start": chunk.token_start,
@@ -64,20 +54,28 @@ def score_launch(
             "num_requests": requests,
             "num_columns": scores.shape[1],
             "table_width": batch.block_table.shape[1],
-            "num_pages": pages,
+            "num_pages": stored.pages,
             "num_heads": heads,
         },
         constants={
-            "PAGE": block_size,
+            "PAGE": stored.block_size,
             "WIDTH": width,
             "BLOCK_H": tile.block_m,
             "BLOCK_N": tile.block_n,
             "BLOCK_C": tile.block_c,
             "BLOCK_T": _TOKENS,
+            **_read_constants(stored),
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
+
+
+def _read_constants(stored: Stored) -> dict[str, int | bool]:
+    blocks = stored.layout.blocks
+    places = PLAIN_RECORDS if blocks is None else stored.record_constants()
+    names = ("PIECE", "SCALE_AT", "SCALE_ROW", "TILE_TOKENS", "TILE_BYTES", "IS_ALIGNED")
+    return {"FP8": stored.fp8, "SHARE": 0 if blocks is None else blocks.block, **{name: places[name] for name in names}}
 
 
 def index_scores(
@@ -95,10 +93,12 @@ def index_scores(
     if iq.dim() != 3:
         raise LayoutError(f"index queries are {list(iq.shape)}; expected [tokens, heads, width]")
     tokens, heads, width = iq.shape
-    if cache.layout.width != width or plain_name(iq) != cache.layout.dtype or tuple(weights.shape) != (tokens, heads):
+    layout = cache.layout
+    is_known = layout.name == "indexer_fp8" or (layout.name == "indexer" and plain_name(iq) == layout.dtype)
+    if not is_known or layout.widths != (width,) or tuple(weights.shape) != (tokens, heads):
         raise LayoutError(
-            f"index queries {iq.dtype} {list(iq.shape)} with weights {list(weights.shape)} do not go with index keys of "
-            f"{cache.layout.width} in {cache.layout.dtype}"
+            f"index queries {iq.dtype} {list(iq.shape)} with weights {list(weights.shape)} do not go with keys of layout "
+            f"{layout.name!r}, {list(layout.widths)} in {layout.dtype}"
         )
     refuse_key_ranges(batch, "index_scores")
     batch = dense_batch(batch)
@@ -115,6 +115,5 @@ def index_scores(
         return scores
     tile = require_tile(machine, "scores", Widths(main=width, sums_values=False), plain_name(iq), heads)
     weights = dense_rows(weights.float())
-    args = (cache.block_size, cache.page_stride, cache.num_pages)
-    run(score_launch(tile, dense_rows(iq), weights, cache.rows, batch, chunk, scores, *args))
+    run(score_launch(tile, dense_rows(iq), weights, store_of(cache), batch, chunk, scores))
     return scores

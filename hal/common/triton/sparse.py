@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hal.common.contract.dense import dense_numbers, dense_rows, refuse_shared
 
+from .attend import Results
 from .checks import check_segments, count_parts, plain_name, prepare_results, require_tile
 from .launch import Launch
 from .merge import join_launch
+from .stored import Stored, store_of
 from .tiles import Machine, Tile, Widths
 
 if TYPE_CHECKING:
     import torch
 
     from hal.common.contract.call_values import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """A list of rows of one cache: rows int32 [tokens, width], valid int32 [tokens]."""
+
+    stored: Stored
+    rows: Any
+    valid: Any
 
 
 def plan_parts(machine: Machine, tile: Tile, tokens: int, heads: int, width: int) -> int:
@@ -25,29 +37,24 @@ def plan_parts(machine: Machine, tile: Tile, tokens: int, heads: int, width: int
 
 
 def sparse_launch(
-    tile: Tile,
-    widths: Widths,
-    q: Any,
-    cache_rows: Any,
-    rows: Any,
-    valid: Any,
-    out: Any,
-    lse: Any,
-    softmax_scale: float,
-    first_part: int,
-    parts: int,
+    tile: Tile, widths: Widths, q: Any, listed: Rows, results: Results, softmax_scale: float, first_part: int, parts: int
 ) -> Launch:
-    """One list: its parts go to out [parts, tokens, heads, lora] and lse [parts, tokens, heads] (or None) from first_part on."""
+    """One list: its parts go to the results from first_part on."""
     tokens, heads, _ = q.shape
+    stored, rows, valid, out, lse = listed.stored, listed.rows, listed.valid, results.out, results.lse
     return Launch(
         kernel="sparse:attend_rows",
         grid=(tokens * -(-heads // tile.block_m) * tile.num_c, parts),
-        tensors={"q": q, "cache": cache_rows, "rows": rows, "out": out},
-        tables={"valid": valid, "lse": valid if lse is None else lse},
+        tensors={"q": q, "cache": stored.rows, "rows": rows, "out": out},
+        tables={
+            "valid": valid,
+            "scales": valid if stored.scales is None else stored.scales,
+            "lse": valid if lse is None else lse,
+        },
         strides={
             "q_token": q.stride(0),
             "q_head": q.stride(1),
-            "cache_row": cache_rows.stride(0),
+            "cache_row": stored.row,
             "rows_token": rows.stride(0),
             "out_token": out.stride(1),
             "out_head": out.stride(2),
@@ -59,7 +66,7 @@ def sparse_launch(
             "scale": float(softmax_scale),
             "num_heads": heads,
             "width": rows.shape[1],
-            "num_rows": cache_rows.shape[0],
+            "num_rows": stored.num_rows,
             "first_part": first_part,
         },
         constants={
@@ -71,6 +78,7 @@ def sparse_launch(
             "BLOCK_C": tile.block_c,
             "NUM_C": tile.num_c,
             "BLOCK_R": widths.block_rest,
+            **stored.read_constants(),
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -99,20 +107,21 @@ def attend_rows(
         return out, lse
     tokens, heads, width = q.shape
     q = dense_rows(q)
-    widths = Widths(main=kv_lora_rank, rest=width - kv_lora_rank, splits=True)
+    shares = {segment.cache.layout.blocks.block for segment in segments if segment.cache.layout.blocks is not None}
+    widths = Widths(main=kv_lora_rank, rest=width - kv_lora_rank, splits=True, share=min(shares, default=0))
     tile = require_tile(machine, "sparse", widths, plain_name(q), heads)
     parts = [plan_parts(machine, tile, tokens, heads, segment.rows.shape[1]) for segment in segments]
     total = sum(parts)
     if total == 1:
-        target, target_lse = out[None], None if lse is None else lse[None]
+        results = Results(out=out[None], lse=None if lse is None else lse[None])
     else:
-        target = q.new_empty((total, *out.shape), dtype=torch.float32)
-        target_lse = q.new_empty((total, *out.shape[:2]), dtype=torch.float32)
+        partial = q.new_empty((total, *out.shape), dtype=torch.float32)
+        results = Results(out=partial, lse=q.new_empty((total, *out.shape[:2]), dtype=torch.float32))
     first = 0
     for segment, (rows, valid), count in zip(segments, lists, parts, strict=True):
-        cache = segment.cache.rows
-        run(sparse_launch(tile, widths, q, cache, rows, valid, target, target_lse, softmax_scale, first, count))
+        listed = Rows(stored=store_of(segment.cache), rows=rows, valid=valid)
+        run(sparse_launch(tile, widths, q, listed, results, softmax_scale, first, count))
         first += count
     if total > 1:
-        run(join_launch(target, target_lse, out, lse))
+        run(join_launch(results.out, results.lse, out, lse))
     return out, lse

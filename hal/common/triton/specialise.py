@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from hal.common.contract.call_values import IndexerChunk
-from hal.common.contract.layouts import Layout, attention_layout, index_layout, latent_layout
 from hal.common.contract.reason import Reason
 from hal.common.contract.request import Request
-from hal.config.sizes import kv_heads_on_rank
 
 from .attend import Keys, Mask, Queries, Results, attend_launch, attend_passes, listed_keys, paged_keys
 from .cache import read_launch, write_launch
 from .launch import Launch
 from .merge import join_launch, merge_launch, sink_launch
+from .request_layouts import index_keys_layout, kv_layout, stand_ins
 from .rows import rows_launch
 from .scores import score_launch
-from .sparse import sparse_launch
+from .sparse import Rows, sparse_launch
 from .specialisation import Specialisation, specialise
 from .stand_in import StandIn, head_major, id_rows, spaced, stand_in
-from .tiles import Machine, Tile, Widths, choose_tile
+from .stored import Stored
+from .tiles import Machine, Tile, Widths, choose_tile, latent_widths
 from .topk import choose_launch, expand_launch
 
 # Counts of no other consequence than their class: more than 1 and no multiple of 16.
@@ -53,47 +53,48 @@ def list_specialisations(machine: Machine, request: Request, block_size: int) ->
 def _launches(machine: Machine, request: Request, block_size: int) -> Iterator[Launch]:
     layer, dtype = request.layer, request.dtype
     heads = request.heads_on_rank
+    layout = kv_layout(request)
+    caches = stand_ins(layout, block_size)
+    yield from _cache_launches(caches, dtype)
     if layer.mla is None:
-        kv_heads = kv_heads_on_rank(layer.num_kv_heads, request.parallel.tp)
-        layout = attention_layout(kv_heads, layer.head_dim, layer.v_head_dim, dtype)
-        yield from _cache_launches(layout, block_size)
-        yield from _paged_launches(machine, request, layout, block_size)
+        for stored in caches:
+            yield from _paged_launches(machine, request, stored)
         yield from _result_launches(dtype, heads, layer.v_head_dim, layer.sink)
         return
     lora = layer.mla.kv_lora_rank
-    layout = latent_layout(lora, layer.mla.qk_rope_head_dim, dtype)
-    yield from _cache_launches(layout, block_size)
     if layer.indexer is None:
-        yield from _paged_launches(machine, request, layout, block_size)
+        for stored in caches:
+            yield from _paged_launches(machine, request, stored)
     else:
         yield from _indexer_launches(machine, request, block_size)
-        yield from _sparse_launches(machine, request, layout)
+        for stored in caches:
+            yield from _sparse_launches(machine, request, stored)
     yield from _varlen_launches(machine, request)
     yield from _result_launches(dtype, heads, layer.v_head_dim, layer.sink)
     yield from _result_launches(dtype, heads, lora, layer.sink)
 
 
-def _cache_launches(layout: Layout, block_size: int) -> Iterator[Launch]:
-    cache = _cache(layout)
-    flat = [stand_in(layout.dtype, _TOKENS, width) for width in layout.widths if width]
-    slots = stand_in("int64", _TOKENS)
-    yield write_launch(layout, cache, flat, slots, block_size, block_size, _COLUMNS)
-    if any(width % 16 for width in layout.widths):
-        # Parts may be views of one projection of them all and more, whose rows are a multiple of 16 apart or are not.
-        for stride in (16 * layout.width, 16 * layout.width + 8):
-            views = [spaced(layout.dtype, _TOKENS, width, stride) for width in layout.widths if width]
-            yield write_launch(layout, cache, views, slots, block_size, block_size, _COLUMNS)
-    yield read_launch(layout, cache, stand_in("int32", _TOKENS), flat)
+def _cache_launches(caches: Sequence[Stored], dtype: str) -> Iterator[Launch]:
+    """Parts come in the layer's type, and go in it unless they are quantised."""
+    slots, rows = stand_in("int64", _TOKENS), stand_in("int32", _TOKENS)
+    for stored in caches:
+        widths = [width for width in stored.layout.widths if width]
+        yield write_launch(stored, [stand_in(dtype, _TOKENS, width) for width in widths], slots)
+        if any(width % 16 for width in widths):
+            # Parts may be views of one projection of them all and more, whose rows are a multiple of 16 apart or are not.
+            for stride in (16 * sum(widths), 16 * sum(widths) + 8):
+                yield write_launch(stored, [spaced(dtype, _TOKENS, width, stride) for width in widths], slots)
+        kind = "float32" if stored.layout.is_quantised else dtype
+        yield read_launch(stored, rows, [stand_in(kind, _TOKENS, width) for width in widths])
 
 
-def _paged_launches(machine: Machine, request: Request, layout: Layout, block_size: int) -> Iterator[Launch]:
+def _paged_launches(machine: Machine, request: Request, stored: Stored) -> Iterator[Launch]:
     layer, dtype = request.layer, request.dtype
-    rows = _cache(layout)
     mask = Mask(causal=layer.causal, window=layer.window, chunk=layer.chunk, softcap=layer.softcap)
     for max_len in _QUERY_LENS:
         batch = _batch(max_len)
-        keys = paged_keys(layout, rows, rows, batch, block_size, block_size, _COLUMNS)
-        q = stand_in(dtype, _TOKENS, request.heads_on_rank, layout.width if layer.mla else layer.head_dim)
+        keys = paged_keys(stored, stored.rows, batch)
+        q = stand_in(dtype, _TOKENS, request.heads_on_rank, sum(stored.layout.widths) if layer.mla else layer.head_dim)
         queries = Queries(q=q, start_loc=batch.query_start_loc, num_requests=_REQUESTS, max_len=max_len)
         yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale)
 
@@ -123,19 +124,17 @@ def _attend_launches(machine: Machine, queries: Queries, keys: Keys, mask: Mask,
         yield attend_launch(tile, queries, keys, mask, scale, results, repairs)
 
 
-def _sparse_launches(machine: Machine, request: Request, layout: Layout) -> Iterator[Launch]:
+def _sparse_launches(machine: Machine, request: Request, stored: Stored) -> Iterator[Launch]:
     layer, dtype, heads = request.layer, request.dtype, request.heads_on_rank
-    (lora,), (rope,) = layout.parts
-    widths = Widths(main=lora, rest=rope, splits=True)
+    widths = latent_widths(stored.layout)
     tile = choose_tile(machine, "sparse", widths, dtype, heads)
     if isinstance(tile, Reason) or layer.indexer is None:
         return
-    q, cache = stand_in(dtype, _TOKENS, heads, layout.width), _cache(layout)
+    q = stand_in(dtype, _TOKENS, heads, widths.main + widths.rest)
     valid = stand_in("int32", _TOKENS)
-    for rows, results in product(id_rows(_TOKENS, layer.indexer.width), _results(dtype, _TOKENS, heads, lora)):
-        yield sparse_launch(
-            tile, widths, q, cache, rows, valid, results.out, results.lse, layer.softmax_scale, 0, results.out.shape[0]
-        )
+    for rows, results in product(id_rows(_TOKENS, layer.indexer.width), _results(dtype, _TOKENS, heads, widths.main)):
+        listed = Rows(stored=stored, rows=rows, valid=valid)
+        yield sparse_launch(tile, widths, q, listed, results, layer.softmax_scale, 0, results.out.shape[0])
 
 
 def _results(dtype: str, tokens: int, heads: int, width: int) -> Iterator[Results]:
@@ -153,14 +152,13 @@ def _indexer_launches(machine: Machine, request: Request, block_size: int) -> It
     topk, ints = stand_in("int32", _TOKENS, indexer.width), stand_in("int32", _TOKENS)
     batch, best = _batch(_TOKENS), indexer.topk // indexer.pool
     if indexer.owns:
-        layout = index_layout(indexer.head_dim, dtype)
-        keys_per_page = block_size // request.layer.tokens_per_index_key
-        yield from _cache_launches(layout, keys_per_page)
+        (keys,) = stand_ins(index_keys_layout(request), block_size // request.layer.tokens_per_index_key)
+        yield from _cache_launches((keys,), dtype)
         tile = choose_tile(machine, "scores", Widths(main=indexer.head_dim, sums_values=False), dtype, indexer.num_heads)
         scores = stand_in("float32", _TOKENS, _COLUMNS)
         if isinstance(tile, Tile):
             iq = stand_in(dtype, _TOKENS, indexer.num_heads, indexer.head_dim)
-            yield _score(tile, iq, layout, batch, scores, keys_per_page)
+            yield _score(tile, iq, keys, batch, scores)
         picked = topk if indexer.pool == 1 else stand_in("int32", _TOKENS, best)
         yield choose_launch(scores, ints, picked, best)
         if indexer.pool > 1:
@@ -170,11 +168,10 @@ def _indexer_launches(machine: Machine, request: Request, block_size: int) -> It
         yield rows_launch(chosen, ints, batch.block_table, batch.seq_lens, topk, ints, block_size, block_size, request.parallel)
 
 
-def _score(tile: Tile, iq: StandIn, layout: Layout, batch: _Batch, scores: StandIn, keys_per_page: int) -> Launch:
+def _score(tile: Tile, iq: StandIn, keys: Stored, batch: _Batch, scores: StandIn) -> Launch:
     tokens, heads, _ = iq.shape
     chunk = IndexerChunk(token_start=0, token_stop=tokens, request_start=0, request_stop=_REQUESTS, max_seq_len=_COLUMNS)
-    weights = stand_in("float32", tokens, heads)
-    return score_launch(tile, iq, weights, _cache(layout), batch, chunk, scores, keys_per_page, keys_per_page, _COLUMNS)
+    return score_launch(tile, iq, stand_in("float32", tokens, heads), keys, batch, chunk, scores)
 
 
 def _result_launches(dtype: str, heads: int, width: int, has_sink: bool) -> Iterator[Launch]:
@@ -185,10 +182,6 @@ def _result_launches(dtype: str, heads: int, width: int, has_sink: bool) -> Iter
     yield merge_launch(out, lse, out, lse, out, lse)
     if has_sink:
         yield sink_launch(out, lse, stand_in("float32", heads), out)
-
-
-def _cache(layout: Layout) -> StandIn:
-    return stand_in(layout.dtype, _TOKENS, layout.width)
 
 
 def _batch(max_query_len: int) -> _Batch:

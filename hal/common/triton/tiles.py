@@ -10,6 +10,7 @@ from importlib.resources import files
 from types import MappingProxyType
 
 from hal.common.contract.arch import Arch, read_archs
+from hal.common.contract.layouts import Layout
 from hal.common.contract.reason import Reason
 from hal.config.dtypes import item_size
 
@@ -58,7 +59,8 @@ class Machine:
 class Widths:
     """What a kernel's tile has to hold per key: main and rest elements, and a value of its own unless the key's main is it.
 
-    splits: main may be worked on in pieces, one per program. sums_values: else it sums scores alone.
+    splits: main may be worked on in pieces, one per program. sums_values: else it sums scores alone. share: how many elements of
+    main have one scale, which a piece has no more of; 0 for any number.
     """
 
     main: int
@@ -66,6 +68,7 @@ class Widths:
     value: int = 0
     splits: bool = False
     sums_values: bool = True
+    share: int = 0
 
     @property
     def block_main(self) -> int:
@@ -110,6 +113,12 @@ def split_width(width: int) -> tuple[int, int]:
     if floor >= MIN_SIDE and rest and floor + block_side(rest) < block_side(width):
         return floor, rest
     return width, 0
+
+
+def latent_widths(layout: Layout) -> Widths:
+    """What a tile has to hold of a latent row."""
+    (lora,), (rope,) = layout.parts
+    return Widths(main=lora, rest=rope, splits=True, share=0 if layout.blocks is None else layout.blocks.block)
 
 
 def choose_tile(machine: Machine, call: str, widths: Widths, dtype: str, rows: int) -> Tile | Reason:
@@ -157,7 +166,7 @@ def _concerns(candidate: Candidate, arch: str, dtype: str, rows: int, width: int
 
 
 def _cut(candidate: Candidate, widths: Widths, rows: int) -> Tile:
-    block_c = min(candidate.block_c, widths.block_main) if widths.splits else widths.block_main
+    block_c = min(candidate.block_c, widths.block_main, widths.share or widths.block_main) if widths.splits else widths.block_main
     return Tile(
         block_m=min(candidate.block_m, block_side(rows)),
         block_n=candidate.block_n,

@@ -11,6 +11,7 @@ import torch
 from hal.common.contract.errors import LayoutError
 
 from .fp8 import SCALING_MAX, storage_dtype
+from .row_layout import record_pieces
 
 if TYPE_CHECKING:
     from .row_layout import BlockScaling, RowLayout
@@ -74,20 +75,6 @@ def decode(elements: torch.Tensor) -> torch.Tensor:
     # Processors convert fp8 one element at a time; looking 256 values up is several times quicker.
     table = torch.arange(256, dtype=torch.uint8).view(elements.dtype).float()
     return table.index_select(0, elements.view(torch.uint8).reshape(-1).int()).view(elements.shape)
-
-
-def record_pieces(layout: RowLayout) -> tuple[slice, slice, slice]:
-    """Where a byte record keeps its e4m3 values, its scales and its bf16 lanes; what follows the scales is zero."""
-    blocks = layout.blocks
-    if blocks is None:
-        raise LayoutError(f"layout {layout.name!r} keeps plain elements, not byte records")
-    scale_bytes = blocks.num_blocks * (1 if blocks.scale_format == "ue8m0" else 4)
-    plain_bytes = 2 * (sum(layout.widths) - blocks.lanes)
-    if blocks.scales_last:
-        plain = slice(blocks.lanes, blocks.lanes + plain_bytes)
-        return slice(blocks.lanes), slice(plain.stop, plain.stop + scale_bytes), plain
-    scales = slice(blocks.lanes, blocks.lanes + scale_bytes)
-    return slice(blocks.lanes), scales, slice(scales.stop, scales.stop + plain_bytes)
 
 
 def _pack_blocks(layout: RowLayout, blocks: BlockScaling, values: torch.Tensor) -> torch.Tensor:

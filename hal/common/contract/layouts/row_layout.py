@@ -137,3 +137,17 @@ class RowLayout:
             raise LayoutError(f"layout {self.name!r} keeps no scales outside its rows; got {given}")
         wanted = " or ".join(str(list(shape)) for shape in self.scale_shapes)
         raise LayoutError(f"layout {self.name!r} needs scales float32 {wanted} beside its rows; got {given}")
+
+
+def record_pieces(layout: RowLayout) -> tuple[slice, slice, slice]:
+    """Where a byte record keeps its e4m3 values, its scales and its bf16 lanes; what follows the scales is zero."""
+    blocks = layout.blocks
+    if blocks is None:
+        raise LayoutError(f"layout {layout.name!r} keeps plain elements, not byte records")
+    scale_bytes = blocks.num_blocks * (1 if blocks.scale_format == "ue8m0" else 4)
+    plain_bytes = 2 * (sum(layout.widths) - blocks.lanes)
+    if blocks.scales_last:
+        plain = slice(blocks.lanes, blocks.lanes + plain_bytes)
+        return slice(blocks.lanes), slice(plain.stop, plain.stop + scale_bytes), plain
+    scales = slice(blocks.lanes, blocks.lanes + scale_bytes)
+    return slice(blocks.lanes), scales, slice(scales.stop, scales.stop + plain_bytes)

@@ -3,7 +3,9 @@
 import triton
 import triton.language as tl
 
+from .fp8 import fp8_unit
 from .softmax import cap_scores, finish_rows, fold_tile, load_rows, multiply
+from .stored import load_factor, load_lanes, load_rest, load_scales
 
 
 @triton.jit(
@@ -21,7 +23,7 @@ from .softmax import cap_scores, finish_rows, fold_tile, load_rows, multiply
         "out_part",
         "lse_part",
     ],
-    do_not_specialize_on_alignment=["block_table", "q_start_loc", "k_lens", "lse"],
+    do_not_specialize_on_alignment=["block_table", "q_start_loc", "k_lens", "lse", "scales"],
 )
 def attend_keys(
     q,
@@ -30,6 +32,7 @@ def attend_keys(
     block_table,
     q_start_loc,
     k_lens,
+    scales,
     out,
     lse,
     q_token,
@@ -74,12 +77,18 @@ def attend_keys(
     BLOCK_V: tl.constexpr,
     NUM_V: tl.constexpr,
     TOKENS: tl.constexpr,
+    FP8: tl.constexpr,
+    SCALES: tl.constexpr,
+    SHARE: tl.constexpr,
+    SCALE_AT: tl.constexpr,
+    PLAIN_AT: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
 ):
     """A program: BLOCK_M (token, head) rows of one KV head of one request, one part of its keys, BLOCK_V columns of out.
 
     Grid: (row tiles * KV heads * value tiles, requests + 1, parts); the extra request is the padding past the last one.
     A key is MAIN elements in NUM_C pieces of BLOCK_C, then REST in one of BLOCK_R. The value is the key's own first piece
-    (SHARES_VALUE) or lies at v.
+    (SHARES_VALUE) or lies at v. What is stored as bytes meets the queries as it is: its scales are those of scores and weights.
 
     With TOKENS above 0 the kernel repairs. A weight of zero keeps finite values out and no others, so rows whose tile reads NaN
     or infinities that other rows see are not finite. Each of TOKENS programs does one of a tile's tokens, and nothing where its
@@ -172,8 +181,11 @@ def attend_keys(
     start = start + tl.program_id(2) * share
     stop = tl.minimum(stop, start + share)
 
+    if FP8 > 0 and SCALES < 4:
+        scale *= load_factor(scales, SCALES, kv_head, 0) * fp8_unit(FP8)
     columns = tl.arange(0, BLOCK_C)
     rest = tl.arange(0, BLOCK_R)
+    kind: tl.constexpr = q.dtype.element_ty
     queries = q + token * q_token + head * q_head
     if NUM_C == 1:
         q_main = load_rows(queries, is_live, columns, MAIN, BLOCK_C)
@@ -195,17 +207,25 @@ def attend_keys(
         keys = k + at * k_row + kv_head * k_head
         scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         if NUM_C == 1:
-            k_main = load_rows(keys, is_there, columns, MAIN, BLOCK_C)
+            k_main = load_lanes(keys, is_there, columns, MAIN, BLOCK_C, FP8, kind)
             scores = multiply(q_main, tl.trans(k_main), scores)
+            if SCALES == 4:
+                share = load_scales(keys + SCALE_AT, is_there, IS_ALIGNED) * fp8_unit(FP8)
+                scores = scores * share[None, :]
         else:
             # An address that depends on the loop keeps the compiler from holding every piece of the queries in registers.
             again = queries + tl.minimum(first_n, 0)
-            for c in tl.static_range(NUM_C):
+            for c in tl.static_range((MAIN + BLOCK_C - 1) // BLOCK_C):
                 q_piece = load_rows(again, is_live, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
-                k_piece = load_rows(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
-                scores = multiply(q_piece, tl.trans(k_piece), scores)
+                k_piece = load_lanes(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C, FP8, kind)
+                if SCALES == 4:
+                    share = load_scales(keys + (SCALE_AT + 4 * (c * BLOCK_C // SHARE)), is_there, IS_ALIGNED) * fp8_unit(FP8)
+                    products = multiply(q_piece, tl.trans(k_piece), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
+                    scores += products * share[None, :]
+                else:
+                    scores = multiply(q_piece, tl.trans(k_piece), scores)
         if REST > 0:
-            k_rest = load_rows(keys + MAIN, is_there, rest, REST, BLOCK_R)
+            k_rest = load_rest(keys, is_there, rest, MAIN, REST, BLOCK_R, PLAIN_AT, FP8, IS_ALIGNED, kind)
             scores = multiply(q_rest, tl.trans(k_rest), scores)
         if HAS_SOFTCAP:
             scores = cap_scores(scores * scale, softcap) * 1.4426950408889634
@@ -226,9 +246,17 @@ def attend_keys(
         if SHARES_VALUE:
             value = k_main
         else:
-            value = load_rows(v + at * v_row + kv_head * v_head, is_there, values, VALUE, NUM_V * BLOCK_V)
+            value = load_lanes(v + at * v_row + kv_head * v_head, is_there, values, VALUE, NUM_V * BLOCK_V, FP8, kind)
+        if SCALES == 4:
+            if NUM_C > 1:
+                # A value's piece past the last scale is empty.
+                number = tl.minimum(first_v // SHARE, (MAIN - 1) // SHARE)
+                share = load_scales(keys + (SCALE_AT + 4 * number), is_there, IS_ALIGNED) * fp8_unit(FP8)
+            weights = weights * share[None, :]
         result = multiply(weights.to(value.dtype), value, result * shrink[:, None])
     result, logs = finish_rows(result, peak, total)
+    if FP8 > 0 and SCALES < 4:
+        result = result * (load_factor(scales, SCALES, kv_head, KV_HEADS) * fp8_unit(FP8))
     if TOKENS > 0:
         # Another address as far as the compiler knows, so that the first is not held in registers while the keys pass.
         token += tl.minimum(begin, 0)

@@ -3,7 +3,34 @@
 import triton
 import triton.language as tl
 
+from .fp8 import decode_fp8, fp8_unit
 from .softmax import load_rows, multiply
+from .stored import find_lanes, find_scales, load_scales, spread_lanes
+
+
+@triton.jit
+def load_keys(
+    lanes_at,
+    scales_at,
+    is_there,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHARE: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    TILE_BYTES: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
+    FP8: tl.constexpr,
+    kind: tl.constexpr,
+):
+    """A tile [keys, BLOCK] from bytes and what its scores are to be multiplied by: a key's scale where it has one."""
+    columns = tl.arange(0, BLOCK)
+    mask = is_there[:, None] & (columns < WIDTH)[None, :]
+    codes = tl.load(lanes_at[:, None] + spread_lanes(columns, TILE_TOKENS, TILE_BYTES)[None, :], mask=mask, other=0)
+    values = decode_fp8(codes, FP8)
+    if SHARE >= WIDTH:
+        return values.to(kind), load_scales(scales_at, is_there, IS_ALIGNED) * fp8_unit(FP8)
+    scales = load_scales(scales_at[:, None] + columns[None, :] // SHARE * 4, mask, IS_ALIGNED) * fp8_unit(FP8)
+    return (values * scales).to(kind), tl.full([lanes_at.shape[0]], 1.0, tl.float32)
 
 
 @triton.jit(
@@ -51,6 +78,14 @@ def score_keys(
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    FP8: tl.constexpr,
+    SHARE: tl.constexpr,
+    PIECE: tl.constexpr,
+    SCALE_AT: tl.constexpr,
+    SCALE_ROW: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    TILE_BYTES: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
 ):
     """A program: BLOCK_T tokens of one request against BLOCK_N of its keys, which it reads once.
 
@@ -85,9 +120,18 @@ def score_keys(
     table = block_table + request.to(tl.int64) * table_row
     page = tl.load(table + column, mask=is_there, other=-1)
     is_there = is_there & (page >= 0) & (page < num_pages)
-    at = page.to(tl.int64) * page_stride + n % PAGE
+    page = page.to(tl.int64)
     columns = tl.arange(0, BLOCK_C)
-    keys = tl.trans(load_rows(cache + at * cache_row, is_there, columns, WIDTH, BLOCK_C))
+    lanes_at = find_lanes(cache, page, n % PAGE, cache_row, page_stride, PIECE, TILE_TOKENS, TILE_BYTES)
+    if FP8 > 0:
+        scales_at = find_scales(cache, page, n % PAGE, cache_row, page_stride, PIECE, SCALE_AT, SCALE_ROW)
+        kind: tl.constexpr = q.dtype.element_ty
+        keys, key_scale = load_keys(
+            lanes_at, scales_at, is_there, WIDTH, BLOCK_C, SHARE, TILE_TOKENS, TILE_BYTES, IS_ALIGNED, FP8, kind
+        )
+        keys = tl.trans(keys)
+    else:
+        keys = tl.trans(load_rows(lanes_at, is_there, columns, WIDTH, BLOCK_C))
     token = first.to(tl.int64)
     for _ in range(first, stop):
         score = tl.zeros([BLOCK_N], tl.float32)
@@ -98,6 +142,8 @@ def score_keys(
             products = multiply(queries, keys, tl.zeros([BLOCK_H, BLOCK_N], tl.float32))
             weight = tl.load(weights + token * weights_token + heads, mask=is_head, other=0.0)
             score += tl.sum(tl.maximum(products, 0.0) * weight[:, None], 0)
+        if FP8 > 0:
+            score *= key_scale
         score = tl.where(is_there & (n < shift + token), score, float("-inf"))
         tl.store(scores + (token - token_start) * scores_row + n, score, mask=is_column)
         token += 1

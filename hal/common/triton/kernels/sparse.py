@@ -3,18 +3,21 @@
 import triton
 import triton.language as tl
 
+from .fp8 import fp8_unit
 from .softmax import finish_rows, fold_tile, load_rows, multiply
+from .stored import load_factor, load_lanes, load_rest, load_scales
 
 
 @triton.jit(
     do_not_specialize=["scale", "num_heads", "width", "num_rows", "first_part", "out_part", "lse_part"],
-    do_not_specialize_on_alignment=["valid", "lse"],
+    do_not_specialize_on_alignment=["valid", "lse", "scales"],
 )
 def attend_rows(
     q,
     cache,
     rows,
     valid,
+    scales,
     out,
     lse,
     q_token,
@@ -39,11 +42,18 @@ def attend_rows(
     BLOCK_C: tl.constexpr,
     NUM_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    FP8: tl.constexpr,
+    SCALES: tl.constexpr,
+    SHARE: tl.constexpr,
+    SCALE_AT: tl.constexpr,
+    PLAIN_AT: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
 ):
     """A program: BLOCK_M heads of one token, one part of its list, BLOCK_C columns of the latent.
 
     Grid: (tokens * head tiles * NUM_C, parts). With NUM_C above 1 every program computes the scores over the whole row, piece
-    by piece, and adds up one piece of the values, so that its sum fits the registers. Part p writes slice first_part + p.
+    by piece, and adds up one piece of the values, so that its sum fits the registers. Part p writes slice first_part + p. What is
+    stored as bytes meets the queries as it is: its scales are those of scores and weights.
     """
     program = tl.program_id(0)
     part = tl.program_id(1)
@@ -57,8 +67,11 @@ def attend_rows(
     start = part * share
     stop = tl.minimum(count, start + share)
 
+    if FP8 > 0 and SCALES < 4:
+        scale *= load_factor(scales, SCALES, 0, 0) * fp8_unit(FP8)
     columns = tl.arange(0, BLOCK_C)
     rest = tl.arange(0, BLOCK_R)
+    kind: tl.constexpr = q.dtype.element_ty
     values = piece * BLOCK_C + columns
     queries = q + token * q_token + heads.to(tl.int64) * q_head
     if NUM_C == 1:
@@ -75,23 +88,39 @@ def attend_rows(
         keys = cache + at.to(tl.int64) * cache_row
         scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         if NUM_C == 1:
-            value = load_rows(keys, is_there, columns, MAIN, BLOCK_C)
+            value = load_lanes(keys, is_there, columns, MAIN, BLOCK_C, FP8, kind)
             scores = multiply(q_main, tl.trans(value), scores)
+            if SCALES == 4:
+                share = load_scales(keys + SCALE_AT, is_there, IS_ALIGNED) * fp8_unit(FP8)
+                scores = scores * share[None, :]
         else:
             # An address that depends on the loop keeps the compiler from holding every piece of the queries in registers.
             again = queries + tl.minimum(first_n, 0)
-            for c in tl.static_range(NUM_C):
+            for c in tl.static_range((MAIN + BLOCK_C - 1) // BLOCK_C):
                 q_piece = load_rows(again, is_live, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
-                k_piece = load_rows(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
-                scores = multiply(q_piece, tl.trans(k_piece), scores)
-            value = load_rows(keys, is_there, values, MAIN, NUM_C * BLOCK_C)
+                k_piece = load_lanes(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C, FP8, kind)
+                if SCALES == 4:
+                    share = load_scales(keys + (SCALE_AT + 4 * (c * BLOCK_C // SHARE)), is_there, IS_ALIGNED) * fp8_unit(FP8)
+                    products = multiply(q_piece, tl.trans(k_piece), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
+                    scores += products * share[None, :]
+                else:
+                    scores = multiply(q_piece, tl.trans(k_piece), scores)
+            value = load_lanes(keys, is_there, values, MAIN, NUM_C * BLOCK_C, FP8, kind)
         if REST > 0:
-            k_rest = load_rows(keys + MAIN, is_there, rest, REST, BLOCK_R)
+            k_rest = load_rest(keys, is_there, rest, MAIN, REST, BLOCK_R, PLAIN_AT, FP8, IS_ALIGNED, kind)
             scores = multiply(q_rest, tl.trans(k_rest), scores)
         scores = scores * (scale * 1.4426950408889634)
         weights, peak, total, shrink = fold_tile(scores, is_there[None, :], peak, total)
+        if SCALES == 4:
+            if NUM_C > 1:
+                # A value's piece past the last scale is empty.
+                number = tl.minimum(piece * BLOCK_C // SHARE, (MAIN - 1) // SHARE)
+                share = load_scales(keys + (SCALE_AT + 4 * number), is_there, IS_ALIGNED) * fp8_unit(FP8)
+            weights = weights * share[None, :]
         result = multiply(weights.to(value.dtype), value, result * shrink[:, None])
     result, logs = finish_rows(result, peak, total)
+    if FP8 > 0 and SCALES < 4:
+        result = result * (load_factor(scales, SCALES, 0, 0) * fp8_unit(FP8))
     slot = (first_part + part).to(tl.int64)
     to = out + slot * out_part + token * out_token + heads.to(tl.int64) * out_head
     mask = is_live[:, None] & (values < MAIN)[None, :]

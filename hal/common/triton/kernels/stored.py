@@ -1,0 +1,145 @@
+"""Where a cache keeps what it holds of a token, and how it is read: lanes, scales among them, rotary lanes.
+
+A record lies in one piece, cache_row bytes after the last, or PIECE bytes of it do, and its scales lie behind those of all its
+page's tokens; cache_row is a page's bytes then. With TILE_TOKENS above 0 pieces are interleaved, TILE_BYTES of each in turn.
+"""
+
+import triton
+import triton.language as tl
+
+from .fp8 import decode_fp8
+from .softmax import load_rows
+
+
+@triton.jit
+def find_lanes(
+    cache, page, offset, cache_row, page_stride, PIECE: tl.constexpr, TILE_TOKENS: tl.constexpr, TILE_BYTES: tl.constexpr
+):
+    """The address of a token's first lane; page int64."""
+    if PIECE == 0:
+        return cache + (page * page_stride + offset) * cache_row
+    if TILE_TOKENS > 0:
+        first = offset // TILE_TOKENS * TILE_TOKENS
+        return cache + page * cache_row + first * PIECE + offset % TILE_TOKENS * TILE_BYTES
+    return cache + page * cache_row + offset * PIECE
+
+
+@triton.jit
+def find_scales(
+    cache, page, offset, cache_row, page_stride, PIECE: tl.constexpr, SCALE_AT: tl.constexpr, SCALE_ROW: tl.constexpr
+):
+    """The address of a token's first scale; page int64."""
+    if PIECE == 0:
+        return cache + (page * page_stride + offset) * cache_row + SCALE_AT
+    return cache + page * cache_row + SCALE_AT + offset * SCALE_ROW
+
+
+@triton.jit
+def spread_lanes(lanes, TILE_TOKENS: tl.constexpr, TILE_BYTES: tl.constexpr):
+    """How many bytes after a token's first lane its others are."""
+    if TILE_TOKENS > 0:
+        return lanes // TILE_BYTES * (TILE_TOKENS * TILE_BYTES) + lanes % TILE_BYTES
+    return lanes
+
+
+@triton.jit
+def load_lanes(starts, is_there, columns, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr, kind: tl.constexpr):
+    """A tile [rows, BLOCK] of stored elements, or of a type for products from bytes, over fp8_unit; zeros for what is absent."""
+    tile = load_rows(starts, is_there, columns, WIDTH, BLOCK)
+    if FP8 > 0:
+        tile = decode_fp8(tile, FP8).to(kind)
+    return tile
+
+
+@triton.jit
+def load_scales(at, is_there, IS_ALIGNED: tl.constexpr):
+    """fp32 scales at addresses of bytes, zeros for absent ones."""
+    if IS_ALIGNED:
+        return tl.load(at.to(tl.pointer_type(tl.float32)), mask=is_there, other=0.0)
+    bits = tl.load(at, mask=is_there, other=0).to(tl.uint32)
+    for byte in tl.static_range(1, 4):
+        bits |= tl.load(at + byte, mask=is_there, other=0).to(tl.uint32) << (8 * byte)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_scale(at, scale, IS_ALIGNED: tl.constexpr):
+    """An fp32 scale, stored at an address of bytes."""
+    if IS_ALIGNED:
+        tl.store(at.to(tl.pointer_type(tl.float32)), scale)
+    else:
+        bits = scale.to(tl.uint32, bitcast=True)
+        for byte in tl.static_range(4):
+            tl.store(at + byte, ((bits >> (8 * byte)) & 255).to(tl.uint8))
+
+
+@triton.jit
+def load_halves(starts, is_there, columns, WIDTH: tl.constexpr, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr):
+    """A tile [rows, BLOCK] of bf16 elements at the rows' addresses of bytes; zeros for what is absent."""
+    if IS_ALIGNED:
+        return load_rows(starts.to(tl.pointer_type(tl.bfloat16)), is_there, columns, WIDTH, BLOCK)
+    mask = is_there[:, None] & (columns < WIDTH)[None, :]
+    at = starts[:, None] + 2 * columns[None, :]
+    bits = tl.load(at, mask=mask, other=0).to(tl.uint16) | (tl.load(at + 1, mask=mask, other=0).to(tl.uint16) << 8)
+    return bits.to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def store_halves(at, values, is_there, IS_ALIGNED: tl.constexpr):
+    """Elements in bf16, stored one after the other from an address of bytes on."""
+    columns = tl.arange(0, values.shape[0])
+    values = values.to(tl.bfloat16)
+    if IS_ALIGNED:
+        tl.store(at.to(tl.pointer_type(tl.bfloat16)) + columns, values, mask=is_there)
+    else:
+        bits = values.to(tl.uint16, bitcast=True)
+        tl.store(at + 2 * columns, (bits & 255).to(tl.uint8), mask=is_there)
+        tl.store(at + 2 * columns + 1, (bits >> 8).to(tl.uint8), mask=is_there)
+
+
+@triton.jit
+def load_rest(
+    keys,
+    is_there,
+    columns,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PLAIN_AT: tl.constexpr,
+    FP8: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
+    kind: tl.constexpr,
+):
+    """The elements behind the main ones, for products: stored like those, or as bf16 from PLAIN_AT bytes on where it is not 0."""
+    if PLAIN_AT > 0:
+        return load_halves(keys + PLAIN_AT, is_there, columns, REST, BLOCK, IS_ALIGNED).to(kind)
+    return load_lanes(keys + MAIN, is_there, columns, REST, BLOCK, FP8, kind)
+
+
+@triton.jit
+def load_factor(scales, SCALES: tl.constexpr, head, SECOND: tl.constexpr):
+    """A scale from outside: the only one (SCALES 1), a part's (2) or a part's head's (3); SECOND above 0 for the second part."""
+    if SCALES == 1:
+        return tl.load(scales)
+    if SCALES == 2:
+        return tl.load(scales + (1 if SECOND > 0 else 0))
+    return tl.load(scales + SECOND + head)
+
+
+@triton.jit
+def load_parts(first, second, column, FIRST: tl.constexpr, SECOND: tl.constexpr, is_there):
+    """Columns of two parts end to end, in fp32."""
+    value = tl.load(first + column, mask=is_there & (column < FIRST), other=0.0).to(tl.float32)
+    if SECOND > 0:
+        is_second = is_there & (column >= FIRST) & (column < FIRST + SECOND)
+        other = tl.load(second + (column - FIRST), mask=is_second, other=0.0).to(tl.float32)
+        value = tl.where(is_second, other, value)
+    return value
+
+
+@triton.jit
+def store_parts(first, second, value, column, FIRST: tl.constexpr, SECOND: tl.constexpr, is_there):
+    """The other way round."""
+    tl.store(first + column, value, mask=is_there & (column < FIRST))
+    if SECOND > 0:
+        tl.store(second + (column - FIRST), value, mask=is_there & (column >= FIRST) & (column < FIRST + SECOND))
