@@ -47,6 +47,7 @@ MODELS: dict[str, tuple[LayerShape, ...]] = {
     "gqa": (attention_layer(0), attention_layer(1, heads=6, kv_heads=6, head_dim=80)),
     "one_head": (attention_layer(0, heads=1, kv_heads=1, head_dim=16),),
     "narrow_heads": (attention_layer(0, heads=4, kv_heads=1, head_dim=40), attention_layer(1, head_dim=24, v_head_dim=40)),
+    "one_odd_head": (attention_layer(0, kv_heads=1, head_dim=20), attention_layer(1, kv_heads=1, head_dim=12)),
     "masks": (
         attention_layer(0, window=24, sink=True),
         attention_layer(1, softcap=30.0, causal=False),
@@ -167,10 +168,11 @@ def attend(attention: hal.Attention, metadata: hal.StepMetadata, dtype: torch.dt
         attention.attend_mla(layer.layer_id, *inputs, metadata, index=index, sink=sink)
 
 
-def open_plan(layers: tuple[LayerShape, ...], target: str, dtype: str, tp: int) -> hal.Attention:
+def open_plan(layers: tuple[LayerShape, ...], target: str, dtype: str, tp: int, kv_layout: str = "auto") -> hal.Attention:
     device = hal.Device.from_arch(target, torch_device="cpu")
     platform = target.partition(":")[0]
-    plan = hal.plan(make_model(layers, dtype), device, limits=LIMITS, parallel=hal.Parallel(tp=tp), backend=f"{platform}:triton")
+    wishes = {"limits": LIMITS, "parallel": hal.Parallel(tp=tp), "backend": f"{platform}:triton", "kv_layout": kv_layout}
+    plan = hal.plan(make_model(layers, dtype), device, **wishes)
     attention = plan.open(PAGES)
     for layer in layers:
         if layer.mla is not None:
@@ -189,14 +191,25 @@ def cells() -> Iterator[Any]:
             if (i + j) % len(kinds) < 3:
                 dtype = ("bfloat16", "float16", "float32")[(i + 2 * j) % 3]
                 tp = 1 if kind == "one_head" else (1, 2)[(i + j) % 2]
-                yield pytest.param(target, kind, dtype, tp, id=f"{target}-{kind}-{dtype}-tp{tp}")
+                yield pytest.param(target, kind, dtype, tp, "auto", id=f"{target}-{kind}-{dtype}-tp{tp}")
+    for target, kind, kv_layout in (
+        ("cuda:sm_80", "sparse", "fp8_ds_mla"),
+        ("cuda:sm_90", "mla", "fp8_ds_mla"),
+        ("rocm:gfx942", "odd_widths", "latent_fp8"),
+        ("rocm:gfx942", "gqa", "kv_fp8"),
+        ("xpu:pvc", "narrow_heads", "kv_fp8"),
+        ("xpu:pvc", "odd_widths", "fp8_ds_mla"),
+    ):
+        yield pytest.param(target, kind, "bfloat16", 1, kv_layout, id=f"{target}-{kind}-{kv_layout}")
 
 
-@pytest.mark.parametrize(("arch", "kind", "dtype", "tp"), list(cells()))
-def test_recorded_is_a_subset_of_planned(arch: str, kind: str, dtype: str, tp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("arch", "kind", "dtype", "tp", "kv_layout"), list(cells()))
+def test_recorded_is_a_subset_of_planned(
+    arch: str, kind: str, dtype: str, tp: int, kv_layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HAL_STRICT_WARMUP", "1")
     recorder = Recorder(monkeypatch)
-    attention = open_plan(MODELS[kind], arch, dtype, tp)
+    attention = open_plan(MODELS[kind], arch, dtype, tp, kv_layout)
     planned = set(attention.plan.warmup_keys())
 
     @TRACES

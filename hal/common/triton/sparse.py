@@ -13,7 +13,7 @@ from .checks import check_segments, count_parts, plain_name, prepare_results, re
 from .launch import Launch
 from .merge import join_launch
 from .stored import Stored, store_of
-from .tiles import Machine, Tile, Widths
+from .tiles import Machine, Tile, Widths, most_at_once
 
 if TYPE_CHECKING:
     import torch
@@ -107,8 +107,8 @@ def attend_rows(
         return out, lse
     tokens, heads, width = q.shape
     q = dense_rows(q)
-    shares = {segment.cache.layout.blocks.block for segment in segments if segment.cache.layout.blocks is not None}
-    widths = Widths(main=kv_lora_rank, rest=width - kv_lora_rank, splits=True, share=min(shares, default=0))
+    share = min(filter(None, (most_at_once(segment.cache.layout) for segment in segments)), default=0)
+    widths = Widths(main=kv_lora_rank, rest=width - kv_lora_rank, splits=True, share=share)
     tile = require_tile(machine, "sparse", widths, plain_name(q), heads)
     parts = [plan_parts(machine, tile, tokens, heads, segment.rows.shape[1]) for segment in segments]
     total = sum(parts)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from hal.common.contract.call_values import IndexerChunk
 from hal.common.contract.reason import Reason
 from hal.common.contract.request import Request
+from hal.config.dtypes import item_size
 
 from .attend import Keys, Mask, Queries, Results, attend_launch, attend_passes, listed_keys, paged_keys
 from .cache import read_launch, write_launch
@@ -81,19 +82,28 @@ def _cache_launches(caches: Sequence[Stored], dtype: str) -> Iterator[Launch]:
         widths = [width for width in stored.layout.widths if width]
         yield write_launch(stored, [stand_in(dtype, _TOKENS, width) for width in widths], slots)
         if any(width % 16 for width in widths):
-            # Parts may be views of one projection of them all and more, whose rows are a multiple of 16 apart or are not.
-            for stride in (16 * sum(widths), 16 * sum(widths) + 8):
-                yield write_launch(stored, [spaced(dtype, _TOKENS, width, stride) for width in widths], slots)
+            # Parts may be views of one projection of them all and more, whose rows are a multiple of 16 apart or are not; so may
+            # be the addresses they begin at.
+            starts = (0, 8) if any(width * item_size(dtype) % 16 for width in widths) else (0,)
+            for stride, *addresses in product((16 * sum(widths), 16 * sum(widths) + 8), *(starts for _ in widths)):
+                views = [
+                    replace(spaced(dtype, _TOKENS, width, stride), address=at)
+                    for width, at in zip(widths, addresses, strict=True)
+                ]
+                yield write_launch(stored, views, slots)
         kind = "float32" if stored.layout.is_quantised else dtype
         yield read_launch(stored, rows, [stand_in(kind, _TOKENS, width) for width in widths])
 
 
 def _paged_launches(machine: Machine, request: Request, stored: Stored) -> Iterator[Launch]:
     layer, dtype = request.layer, request.dtype
+    # Values begin within a row, at an address that is a multiple of 16 where the keys' bytes are.
+    ahead = 0 if layer.mla else stored.layout.widths[0] * item_size(stored.layout.dtype)
+    values = replace(stored.rows, address=ahead)
     mask = Mask(causal=layer.causal, window=layer.window, chunk=layer.chunk, softcap=layer.softcap)
     for max_len in _QUERY_LENS:
         batch = _batch(max_len)
-        keys = paged_keys(stored, stored.rows, batch)
+        keys = paged_keys(stored, values, batch)
         q = stand_in(dtype, _TOKENS, request.heads_on_rank, sum(stored.layout.widths) if layer.mla else layer.head_dim)
         queries = Queries(q=q, start_loc=batch.query_start_loc, num_requests=_REQUESTS, max_len=max_len)
         yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale)

@@ -16,6 +16,8 @@ from hal.config.dtypes import item_size
 
 # tl.dot takes no operand side below 16.
 MIN_SIDE = 16
+# Bytes become elements in registers, beside the sums: at 512 columns both spill on sm_90.
+_MOST_BYTES = 256
 CALLS = ("attend", "latent", "sparse", "scores")
 
 
@@ -59,8 +61,8 @@ class Machine:
 class Widths:
     """What a kernel's tile has to hold per key: main and rest elements, and a value of its own unless the key's main is it.
 
-    splits: main may be worked on in pieces, one per program. sums_values: else it sums scores alone. share: how many elements of
-    main have one scale, which a piece has no more of; 0 for any number.
+    splits: main may be worked on in pieces, one per program. sums_values: else it sums scores alone. share: the most
+    elements of main that a piece may have; 0 for any number.
     """
 
     main: int
@@ -118,7 +120,14 @@ def split_width(width: int) -> tuple[int, int]:
 def latent_widths(layout: Layout) -> Widths:
     """What a tile has to hold of a latent row."""
     (lora,), (rope,) = layout.parts
-    return Widths(main=lora, rest=rope, splits=True, share=0 if layout.blocks is None else layout.blocks.block)
+    return Widths(main=lora, rest=rope, splits=True, share=most_at_once(layout))
+
+
+def most_at_once(layout: Layout) -> int:
+    """The most lanes of a latent row in a piece: those that share a scale, or as many bytes as registers take; 0 for any."""
+    if layout.blocks is not None:
+        return layout.blocks.block
+    return _MOST_BYTES if layout.is_quantised else 0
 
 
 def choose_tile(machine: Machine, call: str, widths: Widths, dtype: str, rows: int) -> Tile | Reason:

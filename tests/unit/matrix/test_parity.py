@@ -19,9 +19,9 @@ CUDA = backends()["cuda:triton"]
 ADDED = {
     "a_bias": {"position_biases": frozenset({"alibi"})},
     "a_graph": {"graphs": "uniform_batch"},
-    "a_layout": {"kv_layouts": {**CUDA.capabilities.kv_layouts, "attention": ("kv", "kv_fp8")}},
-    "an_index_layout": {"index_layouts": ("indexer", "indexer_fp8")},
-    "a_flag": {"key_ranges": True},
+    "a_layout": {"kv_layouts": {**CUDA.capabilities.kv_layouts, "compressed": ("latent",)}},
+    "an_index_layout": {"index_layouts": ("indexer", "indexer_fp8", "indexer_fp4")},
+    "a_flag": {"masked_varlen": True},
     "a_dtype": {"dtypes": ("bfloat16", "float16", "float32", "float8_e4m3fn")},
     "a_family": {"families": CUDA.capabilities.families | {"linear"}},
 }

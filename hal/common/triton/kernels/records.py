@@ -136,13 +136,14 @@ def read_records(
         is_lane = (tl.arange(0, BLOCK) < SHARE) & (lane < LANES)
         scales_at = find_scales(cache, page, offset, cache_row, page_stride, PIECE, SCALE_AT, SCALE_ROW)
         scale = load_scales(scales_at + 4 * number, is_there, IS_ALIGNED)
-        code = tl.load(lanes_at + spread_lanes(lane, TILE_TOKENS, TILE_BYTES), mask=is_lane & is_there, other=0)
+        code = tl.load(lanes_at + spread_lanes(lane, TILE_TOKENS, TILE_BYTES), mask=tl.where(is_there, is_lane, False), other=0)
         store_parts(first, second, decode_fp8(code, FP8) * fp8_unit(FP8) * scale, lane, FIRST, SECOND, is_lane)
     else:
         PLAIN: tl.constexpr = FIRST + SECOND - LANES
         if PLAIN > 0:
             column = tl.arange(0, BLOCK_P)
             one = tl.arange(0, 1)
-            value = load_halves(lanes_at + PLAIN_AT + one, is_there & (one == 0), column, PLAIN, BLOCK_P, IS_ALIGNED)
+            there = tl.where(one == 0, is_there, False)
+            value = load_halves(lanes_at + PLAIN_AT + one, there, column, PLAIN, BLOCK_P, IS_ALIGNED)
             value = tl.reshape(value, [BLOCK_P]).to(tl.float32)
             store_parts(first, second, value, LANES + column, FIRST, SECOND, column < PLAIN)

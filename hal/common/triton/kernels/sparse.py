@@ -91,8 +91,8 @@ def attend_rows(
             value = load_lanes(keys, is_there, columns, MAIN, BLOCK_C, FP8, kind)
             scores = multiply(q_main, tl.trans(value), scores)
             if SCALES == 4:
-                share = load_scales(keys + SCALE_AT, is_there, IS_ALIGNED) * fp8_unit(FP8)
-                scores = scores * share[None, :]
+                block_scale = load_scales(keys + SCALE_AT, is_there, IS_ALIGNED) * fp8_unit(FP8)
+                scores = scores * block_scale[None, :]
         else:
             # An address that depends on the loop keeps the compiler from holding every piece of the queries in registers.
             again = queries + tl.minimum(first_n, 0)
@@ -100,9 +100,11 @@ def attend_rows(
                 q_piece = load_rows(again, is_live, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
                 k_piece = load_lanes(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C, FP8, kind)
                 if SCALES == 4:
-                    share = load_scales(keys + (SCALE_AT + 4 * (c * BLOCK_C // SHARE)), is_there, IS_ALIGNED) * fp8_unit(FP8)
+                    block_scale = load_scales(keys + (SCALE_AT + 4 * (c * BLOCK_C // SHARE)), is_there, IS_ALIGNED) * fp8_unit(
+                        FP8
+                    )
                     products = multiply(q_piece, tl.trans(k_piece), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
-                    scores += products * share[None, :]
+                    scores += products * block_scale[None, :]
                 else:
                     scores = multiply(q_piece, tl.trans(k_piece), scores)
             value = load_lanes(keys, is_there, values, MAIN, NUM_C * BLOCK_C, FP8, kind)
@@ -115,8 +117,8 @@ def attend_rows(
             if NUM_C > 1:
                 # A value's piece past the last scale is empty.
                 number = tl.minimum(piece * BLOCK_C // SHARE, (MAIN - 1) // SHARE)
-                share = load_scales(keys + (SCALE_AT + 4 * number), is_there, IS_ALIGNED) * fp8_unit(FP8)
-            weights = weights * share[None, :]
+                block_scale = load_scales(keys + (SCALE_AT + 4 * number), is_there, IS_ALIGNED) * fp8_unit(FP8)
+            weights = weights * block_scale[None, :]
         result = multiply(weights.to(value.dtype), value, result * shrink[:, None])
     result, logs = finish_rows(result, peak, total)
     if FP8 > 0 and SCALES < 4:
