@@ -18,7 +18,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 TARGETS = {"cuda:triton": "cuda:sm_90", "rocm:triton": "rocm:gfx942", "xpu:triton": "xpu:pvc"}
-CASES = [(name, case) for name in TARGETS for case in conformance_cases(find_backend(name), SMALL)]
+# How bytes are read has nothing to do with masks, nor with the platform but for the encoding, which is another on gfx942.
+MASKS = ("window1", "window4", "window16", "chunk", "softcap", "non_causal", "scale1")
+FEW = {
+    "rocm:triton": ("mixed", "unseen", "cache"),
+    "xpu:triton": ("page16-mixed-twice", "cache-kv_fp8", "cache-fp8_ds_mla-page16"),
+}
+
+
+def is_needed(name: str, case: Case) -> bool:
+    """Whether a case says something that no other does."""
+    if "fp8" not in case.id:
+        return True
+    is_masked = case.call == "paged_attention" and any(mask in case.id for mask in MASKS)
+    return not is_masked and any(word in case.id for word in FEW.get(name, ("",)))
+
+
+CASES = [(name, case) for name in TARGETS for case in conformance_cases(find_backend(name), SMALL) if is_needed(name, case)]
 
 
 @pytest.mark.parametrize(("name", "case"), [pytest.param(name, case, id=f"{name}-{case.id}") for name, case in CASES])
