@@ -60,7 +60,7 @@ def require_tile(machine: Machine, call: str, widths: Widths, dtype: str, rows: 
 
 
 def check_query(q: torch.Tensor, cache: KVCache) -> None:
-    """Raise LayoutError unless this holds: q [tokens, heads, width] as wide as a cache's keys and in its element type, if it has one."""
+    """Raise LayoutError unless this holds: q [tokens, heads, width] as wide as the cache's keys, in its type if it has one."""
     layout = cache.layout
     if layout.name not in ("kv", "kv_fp8", *LATENTS):
         raise LayoutError(f"paged attention reads layouts kv, kv_fp8, {', '.join(LATENTS)}, not {layout.name!r}")
