@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hal.common.contract.errors import BackendError
 from hal.common.contract.software import Library
-from hal.common.vendor import VendorBackend, VendorLibrary, read_kernels
+from hal.common.vendor import VendorBackend, VendorLibrary, narrow, read_kernels
 
 from .portable import CUDATriton
 
@@ -36,7 +36,7 @@ class FlashAttention(VendorBackend, CUDATriton):
     provides = frozenset({"paged_attention", "varlen_attention", "sparse_mla"})
     # The forward pass has no atomics, so equal calls give equal bits (the library's own statement of `deterministic`).
     capabilities = replace(
-        CUDATriton.capabilities,
+        narrow(CUDATriton.capabilities),
         archs=frozenset(arch for kernel in _KERNELS for arch in kernel.archs),
         dtypes=("bfloat16", "float16"),
         rank={"*": 10},

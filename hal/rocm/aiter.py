@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hal.common.contract.errors import BackendError, LayoutError
-from hal.common.vendor import VendorBackend, VendorLibrary, read_kernels
+from hal.common.vendor import VendorBackend, VendorLibrary, narrow, read_kernels
 
 from .portable import ROCmTriton
 
@@ -29,7 +29,7 @@ class Aiter(VendorBackend, ROCmTriton):
     provides = frozenset({"paged_attention", "sparse_mla"})
     # Whether splits are added up in a fixed order is not stated anywhere, so equal bits are not promised.
     capabilities = replace(
-        ROCmTriton.capabilities,
+        narrow(ROCmTriton.capabilities),
         archs=frozenset(arch for kernel in _KERNELS for arch in kernel.archs),
         dtypes=("bfloat16", "float16"),
         rank={"*": 10},

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hal.common.contract.errors import BackendError
-from hal.common.vendor import VendorBackend, VendorLibrary, read_kernels
+from hal.common.vendor import VendorBackend, VendorLibrary, narrow, read_kernels
 
 from .portable import XPUTriton
 
@@ -30,7 +30,7 @@ class IPEX(VendorBackend, XPUTriton):
     provides = frozenset({"paged_attention"})
     # Ranked behind the maintained library: this one gets no more fixes.
     capabilities = replace(
-        XPUTriton.capabilities,
+        narrow(XPUTriton.capabilities),
         archs=frozenset(arch for kernel in _KERNELS for arch in kernel.archs),
         dtypes=("bfloat16", "float16"),
         rank={"*": 20},

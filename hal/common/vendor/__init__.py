@@ -2,6 +2,7 @@
 
 from .adapter import VendorBackend
 from .call import VendorCall
+from .declared import narrow
 from .facts import KernelFacts, read_kernels
 from .presence import VendorLibrary, find_libraries
 from .resolve import Resolver
@@ -13,5 +14,6 @@ __all__ = [
     "VendorCall",
     "VendorLibrary",
     "find_libraries",
+    "narrow",
     "read_kernels",
 ]

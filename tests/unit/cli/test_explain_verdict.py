@@ -38,7 +38,7 @@ def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int 
 SERVED_ON = {
     "nowhere": (("cpu", "sm_90"), BLOOM, (), UNSERVED, []),
     "everywhere": (("cpu", "sm_90"), SHORT, (), 0, ["cpu", "cuda:sm_90"]),
-    "on_one_of_two": (("cpu", "sm_90"), SHORT, ("--kv-layout", "kv_fp8"), 0, ["cpu"]),
+    "on_one_of_two": (("cpu", "sm_90"), SHORT, ("--dtype", "float64"), 0, ["cpu"]),
     "pinned_elsewhere": (("sm_90",), SHORT, ("--backend", "cpu"), UNSERVED, []),
 }
 

@@ -54,5 +54,5 @@ def test_a_model_of_two_kinds_has_both(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_backend_without_it_says_which_layout_it_lacks() -> None:
     layer = read_shape({"model_type": "sample", **COMMON, **INDEXED}).layer(0)
     request = hal.Request(layer, hal.Device.from_arch("sm_90"), "bfloat16", "fp8")
-    reasons = {reason.code: reason for reason in hal.supports_combination(request)["cuda:triton"]}
+    reasons = {reason.code: reason for reason in hal.supports_combination(request)["cuda:flash_attention"]}
     assert reasons["kv_layout"].have == "fp8_ds_mla"
