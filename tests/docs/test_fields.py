@@ -113,6 +113,7 @@ FEATURES = {
     "compressed attention (DeepSeek-V4)": lambda declared: "compressed" in declared.families,
     "quantised caches": lambda declared: any("fp8" in name for layouts in declared.kv_layouts.values() for name in layouts),
     "decode-context ranks": lambda declared: declared.dcp and declared.key_ranges,
+    "graph capture": lambda declared: declared.graphs != "never",
 }
 
 
