@@ -257,6 +257,9 @@ def open_source(source: object) -> Level:
 def _load_file(name: str) -> Mapping[str, object]:
     if os.path.isdir(name):
         name = os.path.join(name, "config.json")
+    if os.path.exists(name) and not os.path.isfile(name):
+        # A pipe would be waited for.
+        raise ConfigError(f"{name} cannot be read: it is not a file. Pass a config.json, or a folder that holds one")
     try:
         with open(name, encoding="utf-8") as file:
             loaded = json.load(file)

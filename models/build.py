@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
 from hal.config import ModelShape, read_shape
@@ -46,7 +47,7 @@ def build_module(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> 
     families = (AutoModelForCausalLM, AutoModelForImageTextToText)
     for family in reversed(families) if is_composite else families:
         if type(own) in family._model_mapping:
-            with torch.device("meta"):
+            with torch.device("meta"), _Undrawn():
                 module = _from_config(family, own, dtype)
             module.eval()
             prepare_dequantising(module)
@@ -55,6 +56,19 @@ def build_module(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> 
         f"transformers maps {type(own).__name__} neither to a causal language model nor to an image-text model; "
         "encoders and encoder-decoders are not served"
     )
+
+
+DRAWS = frozenset({torch.nn.init.kaiming_uniform_, torch.nn.init.uniform_, torch.nn.init.normal_})
+"""What torch's own layers fill their parameters with when they are made."""
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves out the random numbers of parameters without memory; torch takes half of a build to see that it need not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """The plain result of anything else."""
+        keywords = kwargs or {}
+        return (args[0] if args else keywords["tensor"]) if func in DRAWS else func(*args, **keywords)
 
 
 def _from_config(family: Any, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:

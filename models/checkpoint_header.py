@@ -49,13 +49,23 @@ PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
+PICKLES = (b"(dp", *(b"\x80" + bytes([protocol]) for protocol in range(2, 6)))
+"""The first bytes of a pickled table in text, and of a pickle of the protocols that torch.save and Python write."""
+
 OTHER_FORMATS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file it points to; run `git lfs pull` in the folder"),
     (b"GGUF", "a GGUF file under another name; hal reads safetensors alone"),
-    (b"PK\x03\x04", "a pickle archive (torch.save) under another name; convert it with save_pretrained()"),
-    (b"\x80\x02", "a pickle under another name; convert it with save_pretrained()"),
+    (b"PK\x03\x04", "a pickle archive (torch.save, numpy) under another name; convert it with save_pretrained()"),
+    *(
+        (b"\x80" + bytes([protocol]), "a pickle under another name; convert it with save_pretrained()")
+        for protocol in range(2, 6)
+    ),
+    (b"(dp", "a pickle under another name; convert it with save_pretrained()"),
+    (b"\x93NUMPY", "a numpy array under another name; convert it with save_pretrained()"),
     (b"\x89HDF", "an HDF5 file under another name; convert it with save_pretrained()"),
     (b"\x1f\x8b", "a gzip archive; unpack it"),
+    (b"\x28\xb5\x2f\xfd", "a zstandard archive; unpack it"),
+    (b'{"', "a JSON text, most likely the error that a download ran into; download it again"),
     (b"<", "a web page, most likely the error that a download ran into; download it again"),
     (b"Entry not found", "a download's error message; download it again"),
 )
@@ -91,6 +101,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     CheckpointError, with what to do, for anything that is not a whole and consistent safetensors file: the header has to
     account for every byte of the file exactly once.
     """
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise _damaged(file, "it is a folder, a pipe or a device, not a file")
     try:
         size = os.path.getsize(file)
         with open(file, "rb") as stream:

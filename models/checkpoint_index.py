@@ -56,12 +56,14 @@ def read_index(folder: Path) -> CheckpointIndex:
     sets of weights of which loaders take now the one, now the other.
     """
     index_file = folder / INDEX_NAME
-    if index_file.is_file() or index_file.is_symlink():
+    if os.path.lexists(index_file):
         return _read_listed(folder, _read_weight_map(index_file))
     return _read_unlisted(folder)
 
 
 def _read_weight_map(index_file: Path) -> dict[str, str]:
+    if index_file.exists() and not index_file.is_file():
+        raise CheckpointError(f"{index_file} is not a file; copy it again, or remove it where the files beside it are whole")
     try:
         weight_map = json.loads(index_file.read_text(encoding="utf-8"), object_pairs_hook=_merge_repeats)["weight_map"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -12,6 +12,7 @@ OTHER_RELEASES = {
     "model_index.json": "a diffusion pipeline; give one of its parts' folders, if that is a language model",
     "params.json": "a release in its maker's own format; convert it to transformers' format first",
     "adapter_model.bin": "an adapter; merge it into its base model and save that",
+    "adapter_model.safetensors": "an adapter; merge it into its base model and save that",
 }
 """Files that tell folders of other kinds apart: diffusers' pipelines, Meta's and Mistral's own releases, PEFT adapters."""
 
@@ -26,6 +27,9 @@ def check_folder(folder: Path) -> None:
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be listed: {error.strerror or error}; check its owner and mode") from error
     if "config.json" in names:
+        config = folder / "config.json"
+        if os.path.exists(config) and not os.path.isfile(config):
+            raise CheckpointError(f"{config} is a folder, a pipe or a device, and is not a file; copy it again")
         return
     if not names:
         raise CheckpointError(f"{folder} is empty, so it has no config.json; download the model again")

@@ -7,6 +7,7 @@ scaled_dot_product_attention. All that a module does around it, projections and 
 from __future__ import annotations
 
 import inspect
+from functools import lru_cache
 from types import MethodType
 from typing import Any, Literal
 
@@ -28,8 +29,13 @@ UNCHECKED = "_hal_unchecked"
 
 def find_route(child: torch.nn.Module) -> Route | None:
     """How a module reaches its attention: transformers' interface, a method of its own, or torch's function; None for another."""
+    return _read_route(inspect.unwrap(type(child).forward))
+
+
+@lru_cache(maxsize=512)
+def _read_route(forward: Any) -> Route | None:
     try:
-        source = inspect.getsource(inspect.unwrap(type(child).forward))
+        source = inspect.getsource(forward)
     except (OSError, TypeError):
         return None
     if "ALL_ATTENTION_FUNCTIONS" in source:

@@ -91,6 +91,9 @@ class CheckpointPlan:
 
     def _say_stranger(self) -> str:
         """A first word on a checkpoint that has next to nothing in common with the model its config describes."""
+        adapted = [name for name in self.unexpected if any(part.startswith("lora_") for part in name.split("."))]
+        if 2 * len(adapted) > len(self.unexpected):
+            return "It holds an adapter's tensors; merge it into its base model and save that. "
         wrong = len(self.missing) + len(self.mismatched)
         if 2 * wrong <= len(self.assigned) + len(self.missing):
             return ""

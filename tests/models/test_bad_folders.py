@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from hal.cli import main
@@ -84,6 +85,21 @@ def write_index(content: bytes) -> Spoil:
     return lambda folder: (folder / "model.safetensors.index.json").write_bytes(content)
 
 
+def pipe(name: str) -> Spoil:
+    """A named pipe in a file's place: whoever opens it waits for a writer."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def with_names(*names: str) -> Spoil:
+    """Tensors of these names beside the model's own."""
+    return lambda folder: folders.rewrite(folder, lambda tensors: tensors | {name: torch.ones(2) for name in names})
+
+
 BAD: dict[str, tuple[Spoil, str]] = {
     "empty-folder": (only(), "is empty, so it has no config.json"),
     "adapter": (only("adapter_config.json", "adapter_model.safetensors"), "an adapter of some/base; merge it"),
@@ -108,6 +124,32 @@ BAD: dict[str, tuple[Spoil, str]] = {
         "lists 'x' twice, in a.safetensors and in b.safetensors",
     ),
     "no-utf8-file-name": (name_no_file_in_utf8, r"b\.safetensors is not a readable safetensors file"),
+    "config-that-is-a-pipe": (
+        pipe("config.json"),
+        r"config\.json is a folder, a pipe or a device|cannot be read: it is not a file",
+    ),
+    "config-that-is-a-folder": (
+        lambda folder: ((folder / "config.json").unlink(), (folder / "config.json").mkdir()),
+        "is a folder, a pipe or a device",
+    ),
+    "weights-that-are-a-pipe": (pipe("model.safetensors"), "it is a folder, a pipe or a device, not a file"),
+    "index-that-is-a-pipe": (pipe("model.safetensors.index.json"), "index.json is not a file"),
+    "index-that-is-a-folder": (lambda folder: (folder / "model.safetensors.index.json").mkdir(), "index.json is not a file"),
+    "index-that-links-to-itself": (
+        lambda folder: (folder / "model.safetensors.index.json").symlink_to("model.safetensors.index.json"),
+        "not a safetensors index",
+    ),
+    "name-of-two-lines": (with_names("a\nb"), r"1 unexpected: a\\nb$"),
+    "name-that-moves-the-cursor": (with_names("a\x1b[2Jb"), r"1 unexpected: a\\x1b\[2Jb$"),
+    "name-of-nothing": (with_names(""), "1 unexpected: ''$"),
+    "name-without-end": (with_names("x" * 50_000), r"1 unexpected: x{600}\.\.\.$"),
+    "adapter-without-its-config": (only("adapter_model.safetensors"), "is an adapter; merge it"),
+    "adapter-under-the-model-s-name": (
+        lambda folder: folders.rewrite(
+            folder, lambda tensors: {f"base_model.model.{name[:-7]}.lora_A.weight": torch.ones(2, 4) for name in tensors}
+        ),
+        "It holds an adapter's tensors; merge it into its base model",
+    ),
     "a-shard-that-is-a-folder": (
         lambda folder: (write_index(b'{"weight_map": {"x": "sub.safetensors"}}')(folder), (folder / "sub.safetensors").mkdir()),
         "1 of them are not there: sub.safetensors",

@@ -511,3 +511,15 @@ def test_a_composite_is_found_under_the_names_of_its_first_files(tmp_path: Path)
     folders.save(module, tmp_path)
     folders.rewrite(tmp_path, folders.prefixed("language_model.model.blocks.", "language_model.model.layers."))
     assert assert_loads_as(tmp_path, module).is_complete
+
+
+def test_a_module_without_memory_draws_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_keywords: object) -> None:
+        raise AssertionError("drawn")
+
+    plain = dict(tiny.build(tiny.deepseek_v3()).named_parameters())
+    for name in ("uniform_", "normal_"):
+        monkeypatch.setattr(torch.Tensor, name, fail)
+    empty = dict(build_module(tiny.deepseek_v3(), torch.float32).named_parameters())
+    assert {name: tensor.shape for name, tensor in empty.items()} == {name: tensor.shape for name, tensor in plain.items()}
+    assert all(tensor.is_meta for tensor in empty.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,12 @@ ANOTHER_FORMAT: dict[str, tuple[bytes, str]] = {
     "download-error": (b"Entry not found", "error message; download it again"),
     "gguf": (b"GGUF\x03\0\0\0" + b"\0" * 64, "GGUF file"),
     "pickle": (b"\x80\x02}q\x00." + b"\0" * 16, "pickle under another name"),
+    "pickle-of-protocol-4": (pickle.dumps({"a": [1] * 100}, protocol=4), "pickle under another name"),
+    "pickle-of-protocol-5": (pickle.dumps({"a": [1] * 100}, protocol=5), "pickle under another name"),
+    "pickle-in-text": (pickle.dumps({"a": [1] * 100}, protocol=0), "pickle under another name"),
+    "numpy": (b"\x93NUMPY\x01\0" + b" " * 64, "numpy array under another name"),
+    "zstandard": (b"\x28\xb5\x2f\xfd" + b"\0" * 32, "zstandard archive"),
+    "error-in-json": (b'{"error":"Repository not found"}', "JSON text.*download it again"),
     "pickle-archive": (b"PK\x03\x04" + b"\0" * 64, "pickle archive"),
     "gzip": (b"\x1f\x8b\x08\0" + b"\0" * 32, "gzip archive"),
 }

@@ -164,10 +164,13 @@ def _shrink(fields: dict[str, Any], way: Way) -> dict[str, Any]:
     """Known sizes in place of the config's; lists with an entry a layer are cut to the layers left, or left to the class."""
     depth = max((value for name, value in fields.items() if name in DEPTHS and _is_count(value)), default=0)
     is_latent = bool(fields.get("kv_lora_rank"))
+    # Latent models spell their widths in parts, of which these are sums or other names.
+    derived = ("head_dim", "qk_head_dim") if is_latent else ()
     small: dict[str, Any] = {}
     for name, value in fields.items():
-        # Latent models spell their widths in parts, of which these are sums or other names.
-        if name in ("transformers_version", "architectures", "model_type") or (is_latent and name in ("head_dim", "qk_head_dim")):
+        if name in derived and value is not None and value == fields.get("qk_rope_head_dim"):
+            small[name] = _shrink_value("qk_rope_head_dim", value, way, 4)
+        if name in ("transformers_version", "architectures", "model_type", *derived):
             continue
         if isinstance(value, list) and depth and len(value) == depth:
             small |= _cut_list(name, value, min(depth, NUM_LAYERS), way)

@@ -124,7 +124,7 @@ def _one_line(error: Exception) -> str:
     """The fact that an error states, without what follows from it."""
     text = " ".join(str(error).split()).replace("|", "/")
     text = re.sub(r"0x[0-9a-f]+|[/\w.-]*/site-packages/", "", text)
-    return re.split(r"; |\. (?=[A-Z])", text)[0][:180]
+    return re.split(r"; |\. (?=[A-Z])", text)[0][:180].strip()
 
 
 @contextmanager
