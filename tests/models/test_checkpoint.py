@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from hal.common.contract.limits import Limits
 from hal.config import HalError
 from hal.models import CheckpointError, CheckpointPlan, UnsupportedModelError, load, plan_checkpoint
+from hal.models.build import build_module
 
 from .helpers import composites, folders, oracle, tiny
 
