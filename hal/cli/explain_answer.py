@@ -80,6 +80,11 @@ class Capacity:
         """Whether the longest request is as long as was asked for, rather than as memory lets it be."""
         return self.one_request == self.max_model_len
 
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the weights and the workspace, where they are known, leave no room for a token."""
+        return self.taken_bytes >= self.memory_bytes or not self.one_request
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAnswer:

@@ -21,7 +21,10 @@ SCHEMA = 1
 
 
 def to_dict(answer: Explanation) -> dict[str, Any]:
-    """The explanation; served says that every layer has a backend, proof how far its calls are shown to work."""
+    """The explanation; served says that every layer has a backend, proof how far its calls are shown to work.
+
+    fits: whether the memory, where it is known, has room for a token beside the weights and the workspace, as far as those are.
+    """
     shape = answer.shape
     return {
         "schema": SCHEMA,
@@ -64,6 +67,7 @@ def _device_dict(found: DeviceAnswer) -> dict[str, Any]:
         "kv_bytes_per_token": found.kv_bytes_per_token,
         "index_bytes_per_token": found.index_bytes_per_token,
         "capacity": asdict(found.capacity) if found.capacity is not None else None,
+        "fits": not found.capacity.is_nothing if found.capacity is not None else None,
         "software": dict(found.software.versions) if found.software is not None else None,
         "workspace_bytes": found.plan.workspace_bytes if found.plan is not None else None,
         "refusal": found.refusal,

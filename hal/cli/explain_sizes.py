@@ -64,7 +64,8 @@ def _capacity_rows(answer: Explanation, capacity: Capacity, plan: Plan | None) -
     aside = f" beside the {' and the '.join(beside)}" if beside else " before weights and workspace"
     memory = format_bytes(capacity.memory_bytes)
     if capacity.taken_bytes >= capacity.memory_bytes:
-        yield "capacity", f"none: the {' and the '.join(beside)} take {format_bytes(capacity.taken_bytes)} of {memory}"
+        takes = "takes" if beside == ["workspace"] else "take"
+        yield "capacity", f"none: the {' and the '.join(beside)} {takes} {format_bytes(capacity.taken_bytes)} of {memory}"
         return
     each = f", or {capacity.num_seqs} of {capacity.each_request:,} each" if capacity.num_seqs > 1 else ""
     bound = " (max_model_len)" if capacity.is_bound else ""

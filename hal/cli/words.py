@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from hal.common.contract.plan_text import format_bytes
 from hal.config import LayerShape, ModelShape
 
-from .explain_answer import Explanation
+from .explain_answer import DeviceAnswer, Explanation
 
 
 def say_layer(layer: LayerShape) -> str:
@@ -73,7 +74,7 @@ def say_model(shape: ModelShape) -> tuple[str, str]:
 
 
 def say_verdict(answer: Explanation) -> str:
-    """On which of the devices asked for the model is served."""
+    """On which of the devices asked for the model is served, and on which of those it has no room for a token."""
     if all(layer.kind in ("none", "cross") for layer in answer.shape.layers):
         return "verdict: no layer of it attends in a way that is hal's to serve"
     served = [found.device.target for found in answer.devices if found.is_served]
@@ -81,4 +82,11 @@ def say_verdict(answer: Explanation) -> str:
     if not served:
         return f"verdict: served nowhere that was asked for: {', '.join(others)}"
     rest = f"; not on {', '.join(others)}" if others else ""
-    return f"verdict: served on {', '.join(served)}{rest}"
+    full = [found for found in answer.devices if found.is_served and found.capacity is not None and found.capacity.is_nothing]
+    return f"verdict: served on {', '.join(served)}{rest}{_say_full(full)}"
+
+
+def _say_full(full: Sequence[DeviceAnswer]) -> str:
+    """Where a model that is served does not fit, with the memory of each device."""
+    places = [f"{format_bytes(found.capacity.memory_bytes)} of {found.device.target}" for found in full if found.capacity]
+    return f"; does not fit in the {' or the '.join(places)}" if places else ""

@@ -162,6 +162,28 @@ def test_the_larger_of_two_readings_wins_and_the_rest_is_unexpected() -> None:
     assert set(plan.unexpected) == set(partial)
 
 
+def test_a_second_set_of_weights_fills_nothing_that_the_first_has_filled() -> None:
+    """Whole or in part, also where the first set lacks some: only what lies free is read under the other wrapper."""
+    shapes = saved(tiny.llama())
+    draft = {f"draft.{name.removeprefix('model.')}": value for name, value in shapes.items() if "layers." in name}
+    for second in (draft, {name: value for name, value in draft.items() if "layers.0." in name}):
+        plan = plan_of(tiny.llama(), shapes | second)
+        assert (plan.missing, plan.collisions) == ((), {})
+        assert set(plan.unexpected) == set(second)
+    lacking = {name: value for name, value in shapes.items() if "layers.0." in name or ".layers." not in name}
+    plan = plan_of(tiny.llama(), lacking | draft)
+    assert plan.collisions == {}
+    assert {name for keys in plan.assigned.values() for name in keys} >= set(lacking)
+
+
+def test_a_spare_name_under_the_wrapper_fills_nothing_that_its_plain_name_has_filled() -> None:
+    shapes = saved(tiny.llama())
+    spare = {"policy.lm_head.weight": shapes["lm_head.weight"]}
+    plan = plan_of(tiny.llama(), moved(shapes, "model.", "policy.") | spare)
+    assert (plan.missing, plan.collisions) == ((), {})
+    assert set(plan.unexpected) == set(spare)
+
+
 @pytest.mark.parametrize(
     "name", ["model.layers.0.self_attn.q_proj.weigth", "model.layer.1.mlp.up_proj.weight", "model.embedtokens.weight"]
 )

@@ -130,3 +130,27 @@ def test_a_damaged_file_is_named_in_one_line(content: bytes, folder: Path, capsy
     assert error.count("\n") == 1
     assert "model.safetensors" in error
     assert "copy it again" in error
+
+
+ROOM = {
+    "weights_alone": (["--memory", "1", "--weights", "1000000000"], False),
+    "more_than_weights": (["--memory", "1", "--weights", "10000000000"], False),
+    "no_room_for_one_token": (["--memory", "0.000001"], False),
+    "enough": (["--memory", "1", "--weights", "1000000"], True),
+    "known_of_neither": (["--memory", "1"], True),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:sm_90", "rocm:gfx942"])
+@pytest.mark.parametrize(("asked", "fits"), ROOM.values(), ids=ROOM)
+def test_the_verdict_names_where_a_served_model_does_not_fit(
+    asked: list[str], fits: bool, device: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["explain", str(folder), "--device", device, "--max-num-batched-tokens", "128", "--max-num-seqs", "2", *asked]
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["devices"][0]["fits"] is fits
+    assert ("does not fit in the " in report["verdict"]) is not fits
+    assert (f" of {device}" in report["verdict"]) is not fits
+    assert main(command) == 0
+    assert " ".join(capsys.readouterr().out.split()).endswith(report["verdict"])
