@@ -56,8 +56,8 @@ def read_tables() -> dict[str, dict[str, Any]]:
 
 
 def _read(name: str, data: Mapping[str, Any]) -> PlatformProof:
-    if data.keys() - {"compiler", "cell"} != {"proof", "archs"}:
-        raise ValueError(f"matrix/{name} has the keys {sorted(data)}; expected archs, proof, cells and perhaps compiler")
+    if data.keys() - {"compiler", "cell", "hole"} != {"proof", "archs"}:
+        raise ValueError(f"matrix/{name} has the keys {sorted(data)}; expected archs, proof, cells, perhaps compiler and holes")
     if data["proof"] not in PROOFS:
         raise ValueError(f"matrix/{name}: proof is {data['proof']!r}; expected one of {', '.join(PROOFS)}")
     if ("compiler" in data) == (data["proof"] == "run"):

@@ -1,6 +1,7 @@
 """Parity: which feature each platform's backends declare, taken from their capabilities and never written down.
 
-What another platform has and one has not is a hole, and every hole has its reason in holes.jsonl.
+What another platform has and one has not is a hole, and every hole has its reason: a platform's own in its file, that of
+several in holes.jsonl.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hal.common.contract.errors import InputError, NoBackend
 from hal.common.contract.request import Request
 from hal.config.sizes import INDEX_LAYOUTS, KIND_LAYOUTS
 
-from .fleet import read_fleet
+from .fleet import read_fleet, read_tables
 from .support import SAMPLES
 
 LIMITS = frozenset(
@@ -135,8 +136,27 @@ def _list_kernels(cls: type[Backend]) -> set[str]:
 
 @cache
 def read_reasons() -> Mapping[tuple[str, str], str]:
-    """(feature, platform) -> why not, from holes.jsonl."""
-    return parse_reasons(files(__package__).joinpath("holes.jsonl").read_text(encoding="utf-8"))
+    """(feature, platform) -> why not. InputError: no such entry, or a hole with two reasons."""
+    found = dict(parse_reasons(files(__package__).joinpath("holes.jsonl").read_text(encoding="utf-8")))
+    for platform, data in read_tables().items():
+        for hole, reason in _read_own(platform, data.get("hole", [])):
+            if hole in found:
+                raise InputError(f"matrix/{platform}.toml: {hole[0]} on {platform} has two reasons")
+            found[hole] = reason
+    return found
+
+
+def _read_own(platform: str, entries: object) -> Iterator[tuple[tuple[str, str], str]]:
+    """The holes of a platform's own file, each with its reason."""
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if not isinstance(entry, dict) or entry.keys() != {"features", "reason"} or not _is_reason(**entry):
+            raise InputError(f"matrix/{platform}.toml: hole {entry!r} is no entry; expected features and a reason in words")
+        yield from (((feature, platform), entry["reason"].strip()) for feature in entry["features"])
+
+
+def _is_reason(features: object, reason: object) -> bool:
+    named = isinstance(features, list) and bool(features) and all(isinstance(feature, str) for feature in features)
+    return named and isinstance(reason, str) and bool(reason.strip())
 
 
 def parse_reasons(text: str) -> Mapping[tuple[str, str], str]:

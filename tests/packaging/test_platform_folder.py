@@ -17,6 +17,17 @@ FOLDERS = ("hal", "config", "models", "matrix", "tests/packaging", "tests/plugin
 FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 LINT = Path(sys.executable).parent / "lint-imports"
 
+PROMISES = """\
+proof = "run"
+archs = ["d1"]
+
+[cell.dummy-checks]
+runner = ["ubuntu-latest"]
+archs = ["d1"]
+torch_index = "cpu"
+extras = ["test"]
+suites = ["test"]
+"""
 FAKES = """\
 from hal.testing.stand_ins import StandIn
 
@@ -31,6 +42,13 @@ cases = conformance_cases(type(backend), SMALL, calls={"paged_attention"})[:20:4
 for case in cases:
     case.check(backend)
 print(len(cases))
+"""
+HOLES = """\
+import json
+from hal.matrix.parity import compute_parity
+
+features = [feature for feature, platform in compute_parity().unexplained if platform == "dummy"]
+print(f'[[hole]]\\nfeatures = {json.dumps(features)}\\nreason = "a dummy"')
 """
 STAND_IN = """\
 import inspect
@@ -69,7 +87,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.write_text(text.replace("from hal import", "from hal.backend import"), encoding="utf-8")
     (tree / "hal" / "dummy" / "fakes").mkdir()
     (tree / "hal" / "dummy" / "fakes" / "__init__.py").write_text(FAKES, encoding="utf-8")
-    (tree / "matrix" / "dummy.toml").write_text('proof = "run"\narchs = ["d1"]\n', encoding="utf-8")
+    (tree / "matrix" / "dummy.toml").write_text(PROMISES, encoding="utf-8")
     project = (tree / "pyproject.toml").read_text(encoding="utf-8")
     points = '[project.entry-points."hal.backends"]\n'
     assert points in project
@@ -157,3 +175,18 @@ def test_the_device_of_a_new_folder_is_found_its_layers_planned_and_its_file_rea
 def test_the_kernels_of_a_new_folder_are_held_to_the_contract_and_its_fakes_found(site: Path) -> None:
     assert int(run_python(site, "-c", CELLS)) > 3
     assert run_python(site, "-c", STAND_IN) == "d1 1.0 0.5\n"
+
+
+def test_what_it_lacks_is_explained_in_its_own_file(site: Path) -> None:
+    file = site / "hal" / "matrix" / "dummy.toml"
+    refused = subprocess.run(
+        [sys.executable, "-m", "hal", "matrix", "parity"],
+        cwd=site,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 1
+    assert "is missing on dummy without a reason in matrix/" in refused.stderr
+    file.write_text(PROMISES + run_python(site, "-c", HOLES), encoding="utf-8")
+    assert "dummy" in run_python(site, "-m", "hal", "matrix", "parity")

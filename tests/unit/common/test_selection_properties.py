@@ -23,7 +23,8 @@ from .helpers.fakes import codes, gqa_layer, mla_layer, sparse_layer
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TARGETS = [f"{name}:{arch.name}" for name, platform in platforms().items() for arch in platform.archs()]
 LIBRARIES = sorted(known_libraries())
-PORTABLE = {"cpu": "cpu", "cuda": "cuda:triton", "rocm": "rocm:triton", "xpu": "xpu:triton"}
+PORTABLE = {cls.platform: name for name, cls in backends().items() if cls.provides is None and cls.capabilities is not None}
+"""By platform the backend that needs no library."""
 PLAIN = {"gqa": gqa_layer(), "mla": mla_layer(), "sparse": sparse_layer(), "shared": sparse_layer(owns=False)}
 
 COUNTS = st.sampled_from([1, 2, 3, 8, 16, 40, 64, 128])

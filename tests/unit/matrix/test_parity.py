@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import fields, make_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hal.cli import main
-from hal.common.backends.registry import backends
+from hal.common.backends.registry import backends, platforms
 from hal.common.contract.capabilities import Capabilities
 from hal.common.contract.errors import InputError
 from hal.matrix import parity
 from hal.matrix.parity import LIMITS, compute_parity, list_features, parse_reasons
 
+ROOT = Path(__file__).parents[3]
 CUDA = backends()["cuda:triton"]
 ADDED = {
     "a_bias": {"position_biases": frozenset({"alibi"})},
@@ -70,7 +73,7 @@ def test_a_new_field_of_capabilities_is_a_feature_without_anyones_doing(monkeypa
     monkeypatch.setattr(CUDA, "capabilities", wider(**values, paged_prefill=True, tiers=("host",)))
     assert {"paged prefill", "tiers host"} <= set(list_features(CUDA))
     holes = {hole for hole in compute_parity().unexplained if hole[0] in ("paged prefill", "tiers host")}
-    assert holes == {(feature, name) for feature in ("paged prefill", "tiers host") for name in ("cpu", "rocm", "xpu")}
+    assert holes == {(feature, name) for feature in ("paged prefill", "tiers host") for name in platforms().keys() - {"cuda"}}
 
 
 def test_a_field_that_nobody_can_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,3 +120,27 @@ def test_json_of_the_command_is_the_table(capsys: pytest.CaptureFixture[str]) ->
     report = json.loads(capsys.readouterr().out)
     assert report["has"] == {feature: sorted(names) for feature, names in compute_parity().has.items()}
     assert parity.read_reasons() == {(hole["feature"], hole["platform"]): hole["reason"] for hole in report["holes"]}
+
+
+OWN = {
+    "no_reason": ("reason = ' '", "a reason in words"),
+    "no_features": ("features = []", "a reason in words"),
+    "features_of_no_list": ("features = 'a'", "a reason in words"),
+    "a_key_too_many": ("platforms = ['cpu']", "expected features and a reason"),
+    "a_feature_twice": ("features = ['a', 'a']", "a on cuda has two reasons"),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), OWN.values(), ids=OWN)
+def test_a_broken_reason_in_a_platforms_file_is_named(line: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"features": ["a"], "reason": "c"} | tomllib.loads(line)
+    monkeypatch.setattr(parity, "read_tables", lambda: {"cuda": {"hole": [entry]}})
+    with pytest.raises(InputError, match=rf"matrix/cuda\.toml: .*{said}"):
+        parity.read_reasons.__wrapped__()
+
+
+def test_a_platforms_file_has_the_reasons_of_its_own_holes() -> None:
+    own = tomllib.loads((ROOT / "matrix" / "cpu.toml").read_text(encoding="utf-8"))["hole"]
+    features = {(feature, "cpu"): entry["reason"] for entry in own for feature in entry["features"]}
+    assert features
+    assert features.items() <= parity.read_reasons().items()
