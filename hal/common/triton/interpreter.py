@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 @cache
 def repair_interpreter() -> None:
-    """Let kernels that this process interprets multiply short floats by value, and round to them to nearest, ties to even.
+    """Let kernels that this process interprets compute with short floats by value, and round to them to nearest, ties to even.
 
-    Triton 3.9's interpreter keeps bfloat16 and fp8 as their bits: `tl.dot` multiplies those of bfloat16, a cast cuts bfloat16
-    off, and one to fp8 loses the carry. ImportError where triton is not installed.
+    Triton 3.9's interpreter keeps bfloat16 and fp8 as their bits: `tl.dot` and every operator take those of bfloat16 for
+    integers, a cast cuts bfloat16 off, and one to fp8 loses the carry. ImportError where triton is not installed.
     """
     import torch
     from triton import language
@@ -22,6 +22,7 @@ def repair_interpreter() -> None:
 
     builder, make_handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     multiply, cast, convert = builder.create_dot, builder.cast_impl, builder.create_fp_to_fp
+    operate, change, add_product = builder.binary_op, builder.unary_op, builder.create_fma
     short = {
         language.bfloat16: torch.bfloat16,
         language.float8e4nv: torch.float8_e4m3fn,
@@ -54,7 +55,27 @@ def repair_interpreter() -> None:
         is_known = {to.scalar, source.dtype.scalar} & short.keys()
         return convert(self, source, to, rounding) if cuts_off or not is_known else cast_impl(self, source, to)
 
+    def rounded(found: Any, scalar: Any) -> Any:
+        return shorten(found, scalar) if found.data.dtype.kind == "f" else make_handle(found.data, language.int1)
+
+    def binary_op(self: Any, left: Any, right: Any, operator: Any) -> Any:
+        scalar = left.dtype.scalar
+        if scalar not in short:
+            return operate(self, left, right, operator)
+        # What compares answers with truths, which would be labelled with the type of what it compared.
+        return rounded(make_handle(operator(widen(left).data, widen(right).data), language.float32), scalar)
+
+    def unary_op(self: Any, given: Any, operator: Any) -> Any:
+        scalar = given.dtype.scalar
+        return rounded(change(self, widen(given), operator), scalar) if scalar in short else change(self, given, operator)
+
+    def create_fma(self: Any, left: Any, right: Any, added: Any) -> Any:
+        scalar = added.dtype.scalar
+        found = add_product(self, widen(left), widen(right), widen(added))
+        return rounded(found, scalar) if scalar in short else found
+
     builder.create_dot, builder.cast_impl, builder.create_fp_to_fp = create_dot, cast_impl, create_fp_to_fp
+    builder.binary_op, builder.unary_op, builder.create_fma = binary_op, unary_op, create_fma
 
 
 def _as_tensor(data: Any) -> torch.Tensor:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     repair_interpreter()
-    from .helpers.short_floats import convert, multiply
+    from .helpers.short_floats import convert, multiply, operate
 
 SHORT = {
     "bfloat16": torch.bfloat16,
@@ -89,6 +89,14 @@ def test_products_are_exact_and_summed_in_fp32(kind: torch.dtype) -> None:
     # Few mantissa bits and one magnitude, so that the fp32 sum of exact products rounds nowhere.
     a, b = (torch.randint(-7, 8, (16, 16), generator=generator).div(4).to(kind) for _ in range(2))
     assert torch.equal(multiply(a, b), a.float() @ b.float())
+
+
+def test_operators_take_bfloat16_by_value_and_round_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(1000, generator=generator).mul(100).bfloat16() for _ in range(2))
+    b[::10] = a[::10]
+    for found, wanted in zip(operate(a, b), (a + b, a * b, -a, a.maximum(b), a < b), strict=True):
+        assert torch.equal(found, wanted)
 
 
 def test_a_kernel_of_hal_needs_no_repair_from_outside() -> None:

@@ -21,6 +21,17 @@ def multiply_tiles(a, b, c, size: tl.constexpr):
     tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at), tl.zeros([size, size], tl.float32), input_precision="ieee"))
 
 
+@triton.jit
+def operate_all(a, b, sums, products, opposites, larger, is_less, count, block: tl.constexpr):
+    at = tl.arange(0, block)
+    left, right = tl.load(a + at, mask=at < count), tl.load(b + at, mask=at < count)
+    tl.store(sums + at, left + right, mask=at < count)
+    tl.store(products + at, left * right, mask=at < count)
+    tl.store(opposites + at, -left, mask=at < count)
+    tl.store(larger + at, tl.maximum(left, right), mask=at < count)
+    tl.store(is_less + at, left < right, mask=at < count)
+
+
 def convert(source: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     """The values cast one by one in a kernel."""
     target = torch.empty(source.shape, dtype=kind)
@@ -33,3 +44,10 @@ def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     c = torch.empty(a.shape)
     multiply_tiles[(1,)](a, b, c, size=a.shape[0])
     return c
+
+
+def operate(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The sums, products, opposites and larger values of two lists of numbers, and where the first is less."""
+    results = (*(torch.empty_like(a) for _ in range(4)), torch.empty(a.shape, dtype=torch.bool))
+    operate_all[(1,)](a, b, *results, a.numel(), block=triton.next_power_of_2(a.numel()))
+    return results
