@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hal.common.contract.call_values import refuse_key_ranges
 from hal.common.contract.dense import dense_batch, dense_numbers, dense_rows, refuse_shared
 from hal.common.contract.errors import BatchError, InputError
 
 from .checks import check_keys, check_query, count_parts, plain_name, prepare_results, require_tile
 from .launch import Launch
 from .merge import join_launch
+from .operands import NO_RANGES, Ranges, key_ranges
 from .stored import AS_THEY_ARE, LATENTS, Stored, store_of
 from .tiles import Machine, Tile, Widths, latent_widths, split_width
 
@@ -48,7 +48,7 @@ class Keys:
     """Where keys and values lie. Strides in elements; lengths: int32 [requests], or [requests + 1] where keys lie end to end.
 
     table: None where they do. value: elements of a value; pages: how many there are. stored: how a cache keeps them, None for
-    keys of the queries' type.
+    keys of the queries' type. ranges: which of them each query sees, in place of a mask.
     """
 
     call: str
@@ -68,6 +68,7 @@ class Keys:
     page_stride: int = 1
     pages: int = 0
     stored: Stored | None = None
+    ranges: Ranges = NO_RANGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class Results:
     lse: Any
 
 
-def paged_keys(stored: Stored, value_rows: Any, batch: Any) -> Keys:
+def paged_keys(stored: Stored, value_rows: Any, batch: Any, ranges: Ranges = NO_RANGES) -> Keys:
     """The keys of a cache; value_rows are its rows [rows, width] from the first value element on."""
     layout, row = stored.layout, stored.row
     is_latent = layout.name in LATENTS
@@ -117,6 +118,7 @@ def paged_keys(stored: Stored, value_rows: Any, batch: Any) -> Keys:
         page_stride=stored.page_stride,
         pages=stored.pages,
         stored=stored,
+        ranges=ranges,
     )
 
 
@@ -173,6 +175,7 @@ def attend_launch(
             "block_table": table,
             "q_start_loc": queries.start_loc,
             "k_lens": keys.lengths,
+            **keys.ranges.tables(queries.start_loc),
             "scales": queries.start_loc if scales is None else scales,
             "lse": queries.start_loc if lse is None else lse,
         },
@@ -210,6 +213,7 @@ def attend_launch(
             "REST": widths.rest,
             "VALUE": keys.value,
             "SHARES_VALUE": shares_value,
+            "RANGES": keys.ranges.number,
             "CAUSAL": mask.causal,
             "HAS_WINDOW": mask.window is not None,
             "HAS_CHUNK": mask.chunk is not None,
@@ -243,11 +247,13 @@ def attend_pages(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, value] and lse of every query over its request's pages."""
     check_query(q, cache)
-    refuse_key_ranges(batch, "paged_attention")
+    ranges = key_ranges(batch, q.shape[0])
+    if ranges.number:
+        mask = Mask(causal=False, softcap=mask.softcap)
     batch = dense_batch(batch)
     stored = store_of(cache)
     value_rows = stored.rows if cache.layout.name in LATENTS else stored.rows[:, cache.layout.widths[0] :]
-    keys = paged_keys(stored, value_rows, batch)
+    keys = paged_keys(stored, value_rows, batch, ranges)
     queries = Queries(
         q=dense_rows(q), start_loc=batch.query_start_loc, num_requests=batch.seq_lens.shape[0], max_len=batch.max_query_len
     )
@@ -319,7 +325,7 @@ def _attend(
 def attend_passes(tile: Tile, queries: Queries, keys: Keys, mask: Mask) -> tuple[bool, ...]:
     """Whether a pass repairs, pass by pass: there is nothing to repair where all of a tile's rows see the same keys."""
     tokens = min(queries.max_len, _tokens_of_tile(tile, queries.q.shape[1] // keys.kv_heads))
-    sees_alike = tokens <= 1 or not (mask.causal or mask.window is not None or mask.chunk is not None)
+    sees_alike = tokens <= 1 or not (keys.ranges.number or mask.causal or mask.window is not None or mask.chunk is not None)
     return (False,) if sees_alike else (False, True)
 
 

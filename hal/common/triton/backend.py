@@ -39,6 +39,7 @@ PORTABLE = Capabilities(
     non_causal=True,
     chunk=True,
     dcp=True,
+    key_ranges=True,
     lse=True,
     deterministic=True,
     max_spec_tokens=64,

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from hal.common.contract.dense import dense_numbers
 from hal.common.contract.errors import BatchError, LayoutError
 
 if TYPE_CHECKING:
     import torch
 
     from hal.common.contract.call_values import IndexerChunk, PagedBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """The keys that each query sees, int32 [tokens]: those below its stop, from its start on where starts are given.
+
+    Without stops a query sees what its position and its layer's rule leave.
+    """
+
+    starts: Any = None
+    stops: Any = None
+
+    @property
+    def number(self) -> int:
+        """How many ends are given, as kernels call it."""
+        return (self.stops is not None) + (self.starts is not None)
+
+    def tables(self, other: Any) -> dict[str, Any]:
+        """Both ends as tensors of a launch, another tensor in place of one that is not given."""
+        return {
+            "key_starts": other if self.starts is None else self.starts,
+            "key_stops": other if self.stops is None else self.stops,
+        }
+
+
+NO_RANGES = Ranges()
 
 
 def check_floats(name: str, tensor: torch.Tensor | None, dims: int) -> None:
@@ -24,6 +52,23 @@ def check_slots(slots: torch.Tensor) -> None:
     """Raise BatchError for slots that are not int64 [tokens]: pages times their size may pass 2**31."""
     if slots.dim() != 1 or slots.element_size() != 8 or slots.is_floating_point():
         raise BatchError(f"slots is {slots.dtype} {list(slots.shape)}; expected int64 of 1 dimensions")
+
+
+def key_ranges(batch: PagedBatch, tokens: int) -> Ranges:
+    """The keys that a batch's queries see where it says so query by query, as dense int32.
+
+    BatchError for starts without stops, or for ranges of fewer queries than there are.
+    """
+    if batch.key_stops is None:
+        if batch.key_starts is not None:
+            raise BatchError("batch.key_starts is given and key_stops is not; expected both, or stops alone")
+        return Ranges()
+    stops = dense_numbers("batch.key_stops", batch.key_stops)
+    starts = None if batch.key_starts is None else dense_numbers("batch.key_starts", batch.key_starts)
+    for name, given in (("key_stops", stops), ("key_starts", starts)):
+        if given is not None and given.shape[0] < tokens:
+            raise BatchError(f"batch.{name} has {given.shape[0]} entries for {tokens} queries; expected one each")
+    return Ranges(starts=starts, stops=stops)
 
 
 def check_chunk(chunk: IndexerChunk, batch: PagedBatch, tokens: int) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, refuse_key_ranges
+from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch
 from hal.common.contract.dense import dense_batch, dense_rows
 from hal.common.contract.errors import LayoutError
 
 from .checks import plain_name, require_tile
 from .launch import Launch
-from .operands import check_chunk
+from .operands import NO_RANGES, Ranges, check_chunk, key_ranges
 from .stored import PLAIN_RECORDS, Stored, store_of
 from .tiles import Machine, Tile, Widths
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _TOKENS = 16
 
 
-def score_launch(tile: Tile, iq: Any, weights: Any, stored: Stored, batch: Any, chunk: IndexerChunk, scores: Any) -> Launch:
+def score_launch(
+    tile: Tile, iq: Any, weights: Any, stored: Stored, batch: Any, chunk: IndexerChunk, scores: Any, ranges: Ranges = NO_RANGES
+) -> Launch:
     """iq [tokens, heads, width] and weights fp32 [tokens, heads] into scores fp32 [chunk tokens, keys]."""
     _, heads, width = iq.shape
     queries = min(batch.max_query_len, chunk.token_stop - chunk.token_start)
@@ -36,6 +38,7 @@ def score_launch(tile: Tile, iq: Any, weights: Any, stored: Stored, batch: Any, 
             "block_table": batch.block_table,
             "q_start_loc": batch.query_start_loc,
             "seq_lens": batch.seq_lens,
+            **ranges.tables(batch.seq_lens),
             "scores": scores,
         },
         strides={
@@ -64,6 +67,7 @@ def score_launch(tile: Tile, iq: Any, weights: Any, stored: Stored, batch: Any, 
             "BLOCK_N": tile.block_n,
             "BLOCK_C": tile.block_c,
             "BLOCK_T": _TOKENS,
+            "RANGES": ranges.number,
             **_read_constants(stored),
         },
         num_warps=tile.num_warps,
@@ -100,7 +104,7 @@ def index_scores(
             f"index queries {iq.dtype} {list(iq.shape)} with weights {list(weights.shape)} do not go with keys of layout "
             f"{layout.name!r}, {list(layout.widths)} in {layout.dtype}"
         )
-    refuse_key_ranges(batch, "index_scores")
+    ranges = key_ranges(batch, tokens)
     batch = dense_batch(batch)
     if chunk is None:
         requests = batch.seq_lens.shape[0]
@@ -115,5 +119,5 @@ def index_scores(
         return scores
     tile = require_tile(machine, "scores", Widths(main=width, sums_values=False), plain_name(iq), heads)
     weights = dense_rows(weights.float())
-    run(score_launch(tile, dense_rows(iq), weights, store_of(cache), batch, chunk, scores))
+    run(score_launch(tile, dense_rows(iq), weights, store_of(cache), batch, chunk, scores, ranges))
     return scores

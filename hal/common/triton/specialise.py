@@ -15,6 +15,7 @@ from .attend import Keys, Mask, Queries, Results, attend_launch, attend_passes, 
 from .cache import read_launch, write_launch
 from .launch import Launch
 from .merge import join_launch, merge_launch, sink_launch
+from .operands import NO_RANGES, Ranges
 from .request_layouts import index_keys_layout, kv_layout, stand_ins
 from .rows import rows_launch
 from .scores import score_launch
@@ -53,16 +54,14 @@ def list_specialisations(machine: Machine, request: Request, block_size: int) ->
 
 def _launches(machine: Machine, request: Request, block_size: int) -> Iterator[Launch]:
     layer, dtype = request.layer, request.dtype
-    heads = request.heads_on_rank
     layout = kv_layout(request)
     caches = stand_ins(layout, block_size)
     yield from _cache_launches(caches, dtype)
     if layer.mla is None:
         for stored in caches:
             yield from _paged_launches(machine, request, stored)
-        yield from _result_launches(dtype, heads, layer.v_head_dim, layer.sink)
+        yield from _result_launches(request, layer.v_head_dim)
         return
-    lora = layer.mla.kv_lora_rank
     if layer.indexer is None:
         for stored in caches:
             yield from _paged_launches(machine, request, stored)
@@ -71,8 +70,8 @@ def _launches(machine: Machine, request: Request, block_size: int) -> Iterator[L
         for stored in caches:
             yield from _sparse_launches(machine, request, stored)
     yield from _varlen_launches(machine, request)
-    yield from _result_launches(dtype, heads, layer.v_head_dim, layer.sink)
-    yield from _result_launches(dtype, heads, lora, layer.sink)
+    yield from _result_launches(request, layer.v_head_dim)
+    yield from _result_launches(request, layer.mla.kv_lora_rank)
 
 
 def _cache_launches(caches: Sequence[Stored], dtype: str) -> Iterator[Launch]:
@@ -101,12 +100,27 @@ def _paged_launches(machine: Machine, request: Request, stored: Stored) -> Itera
     ahead = 0 if layer.mla else stored.layout.widths[0] * item_size(stored.layout.dtype)
     values = replace(stored.rows, address=ahead)
     mask = Mask(causal=layer.causal, window=layer.window, chunk=layer.chunk, softcap=layer.softcap)
-    for max_len in _QUERY_LENS:
+    ranges, width = NO_RANGES, sum(stored.layout.widths) if layer.mla else layer.head_dim
+    if request.parallel.dcp > 1:
+        # A rank's share of the keys comes query by query.
+        mask, ranges = Mask(causal=False, softcap=layer.softcap), _ranges(2)
+    for max_len, heads in product(_QUERY_LENS, _query_heads(request)):
         batch = _batch(max_len)
-        keys = paged_keys(stored, values, batch)
-        q = stand_in(dtype, _TOKENS, request.heads_on_rank, sum(stored.layout.widths) if layer.mla else layer.head_dim)
+        keys = paged_keys(stored, values, batch, ranges)
+        q = stand_in(dtype, _TOKENS, heads, width)
         queries = Queries(q=q, start_loc=batch.query_start_loc, num_requests=_REQUESTS, max_len=max_len)
         yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale)
+
+
+def _query_heads(request: Request) -> tuple[int, ...]:
+    """How many query heads a call may have: a rank's, and over DCP ranks that divide them those of all."""
+    heads, parallel = request.heads_on_rank, request.parallel
+    return (heads,) if parallel.dcp == 1 or parallel.tp % parallel.dcp else (heads, heads * parallel.dcp)
+
+
+def _ranges(number: int) -> Ranges:
+    ends = stand_in("int32", _TOKENS)
+    return Ranges(starts=ends if number == 2 else None, stops=ends if number else None)
 
 
 def _varlen_launches(machine: Machine, request: Request) -> Iterator[Launch]:
@@ -135,16 +149,16 @@ def _attend_launches(machine: Machine, queries: Queries, keys: Keys, mask: Mask,
 
 
 def _sparse_launches(machine: Machine, request: Request, stored: Stored) -> Iterator[Launch]:
-    layer, dtype, heads = request.layer, request.dtype, request.heads_on_rank
-    widths = latent_widths(stored.layout)
-    tile = choose_tile(machine, "sparse", widths, dtype, heads)
-    if isinstance(tile, Reason) or layer.indexer is None:
-        return
-    q = stand_in(dtype, _TOKENS, heads, widths.main + widths.rest)
-    valid = stand_in("int32", _TOKENS)
-    for rows, results in product(id_rows(_TOKENS, layer.indexer.width), _results(dtype, _TOKENS, heads, widths.main)):
-        listed = Rows(stored=stored, rows=rows, valid=valid)
-        yield sparse_launch(tile, widths, q, listed, results, layer.softmax_scale, 0, results.out.shape[0])
+    layer, dtype = request.layer, request.dtype
+    widths, valid = latent_widths(stored.layout), stand_in("int32", _TOKENS)
+    for heads in _query_heads(request):
+        tile = choose_tile(machine, "sparse", widths, dtype, heads)
+        if isinstance(tile, Reason) or layer.indexer is None:
+            return
+        q = stand_in(dtype, _TOKENS, heads, widths.main + widths.rest)
+        for rows, results in product(id_rows(_TOKENS, layer.indexer.width), _results(dtype, _TOKENS, heads, widths.main)):
+            listed = Rows(stored=stored, rows=rows, valid=valid)
+            yield sparse_launch(tile, widths, q, listed, results, layer.softmax_scale, 0, results.out.shape[0])
 
 
 def _results(dtype: str, tokens: int, heads: int, width: int) -> Iterator[Results]:
@@ -168,7 +182,10 @@ def _indexer_launches(machine: Machine, request: Request, block_size: int) -> It
         scores = stand_in("float32", _TOKENS, _COLUMNS)
         if isinstance(tile, Tile):
             iq = stand_in(dtype, _TOKENS, indexer.num_heads, indexer.head_dim)
-            yield _score(tile, iq, keys, batch, scores)
+            # Keys of pools are counted by their stops, those of a rank's share by both ends.
+            ends = {0, 1} if indexer.pool > 1 else {0}
+            for number in {2} if request.parallel.dcp > 1 else ends:
+                yield _score(tile, iq, keys, batch, scores, _ranges(number))
         picked = topk if indexer.pool == 1 else stand_in("int32", _TOKENS, best)
         yield choose_launch(scores, ints, picked, best)
         if indexer.pool > 1:
@@ -178,20 +195,36 @@ def _indexer_launches(machine: Machine, request: Request, block_size: int) -> It
         yield rows_launch(chosen, ints, batch.block_table, batch.seq_lens, topk, ints, block_size, block_size, request.parallel)
 
 
-def _score(tile: Tile, iq: StandIn, keys: Stored, batch: _Batch, scores: StandIn) -> Launch:
+def _score(tile: Tile, iq: StandIn, keys: Stored, batch: _Batch, scores: StandIn, ranges: Ranges) -> Launch:
     tokens, heads, _ = iq.shape
     chunk = IndexerChunk(token_start=0, token_stop=tokens, request_start=0, request_stop=_REQUESTS, max_seq_len=_COLUMNS)
-    return score_launch(tile, iq, stand_in("float32", tokens, heads), keys, batch, chunk, scores)
+    return score_launch(tile, iq, stand_in("float32", tokens, heads), keys, batch, chunk, scores, ranges)
 
 
-def _result_launches(dtype: str, heads: int, width: int, has_sink: bool) -> Iterator[Launch]:
-    out, lse = stand_in(dtype, _TOKENS, heads, width), stand_in("float32", _TOKENS, heads)
-    parts, parts_lse = stand_in("float32", _PARTS, *out.shape), stand_in("float32", _PARTS, *lse.shape)
-    yield join_launch(parts, parts_lse, out, None)
-    yield join_launch(parts, parts_lse, out, lse)
-    yield merge_launch(out, lse, out, lse, out, lse)
-    if has_sink:
-        yield sink_launch(out, lse, stand_in("float32", heads), out)
+def _result_launches(request: Request, width: int) -> Iterator[Launch]:
+    dtype, has_sink = request.dtype, request.layer.sink
+    for heads in _query_heads(request):
+        out, lse = stand_in(dtype, _TOKENS, heads, width), stand_in("float32", _TOKENS, heads)
+        parts, parts_lse = stand_in("float32", _PARTS, *out.shape), stand_in("float32", _PARTS, *lse.shape)
+        yield join_launch(parts, parts_lse, out, None)
+        yield join_launch(parts, parts_lse, out, lse)
+        yield merge_launch(out, lse, out, lse, out, lse)
+        if has_sink:
+            yield sink_launch(out, lse, stand_in("float32", heads), out)
+    if request.parallel.dcp > 1:
+        yield from _rank_merges(request, width)
+
+
+def _rank_merges(request: Request, width: int) -> Iterator[Launch]:
+    """Results of DCP ranks are merged in fp32; those that come in it come with their LSE behind them."""
+    heads = request.heads_on_rank
+    merged, lse = stand_in("float32", _TOKENS, heads, width), stand_in("float32", _TOKENS, heads)
+    apart = replace(merged, strides=(heads * (width + 1), width + 1, 1))
+    received = (apart, replace(apart, address=4)) if request.dtype == "float32" else (merged,)
+    for first, second in product((merged, *received), received):
+        yield merge_launch(first, lse, second, lse, merged, lse)
+    if request.layer.sink:
+        yield sink_launch(merged, lse, stand_in("float32", heads), merged)
 
 
 def _batch(max_query_len: int) -> _Batch:

@@ -11,14 +11,14 @@ import torch
 from hal.common.contract.backend import Backend
 from hal.common.contract.call_values import PagedBatch
 from hal.common.contract.capabilities import Capabilities
-from hal.common.contract.layouts import attention_layout, index_layout, latent_layout
+from hal.common.contract.layouts import UNQUANTISED, index_layout
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import DECODE, MIXED, BatchCase, batches
 from hal.testing.compare import expect_close, expect_wide
 from hal.testing.storage import build_cache, copy_cache, make_generator, paged_batch, poisoned, random_tensor, torch_dtype
 
-from .layouts import declared_layouts
+from .layouts import LATENTS, declared_layouts, heads_layout, on_device, rows_layout, sizes_for
 from .placement import place_of
 from .results import check_attention
 
@@ -29,8 +29,10 @@ def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
     """Every case that the declaration calls for; none where key ranges are not honoured."""
     if not capabilities.key_ranges:
         return
-    for dtype, block_size, batch in sizes.sweep(batches):
-        for layout in declared_layouts(capabilities, "attention", "mla"):
+    for layout in declared_layouts(capabilities, "attention", "mla"):
+        # What a quantised row holds has nothing to do with who sees it.
+        few = (lambda _: (MIXED, DECODE)) if layout not in UNQUANTISED else batches
+        for dtype, block_size, batch in sizes_for(layout, sizes).sweep(few):
             name = describe("paged_attention", layout, dtype, f"page{block_size}", batch.id, "key_ranges")
             yield Case(call="paged_attention", id=name, check=partial(check_paged, layout, dtype, block_size, batch, name))
     if "indexer" not in capabilities.index_layouts:
@@ -44,9 +46,11 @@ def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
 def check_paged(layout: str, dtype: str, block_size: int, case: BatchCase, name: str, backend: Backend) -> None:
     """Ranges replace causality, and are the same whatever the lengths would say."""
     generator, where = make_generator(name), place_of(backend)
-    kind = latent_layout(LORA, ROPE, dtype) if layout == "latent" else attention_layout(2, 16, 16, dtype)
+    is_latent = layout in LATENTS
+    kind = rows_layout(layout, (LORA, ROPE), dtype) if is_latent else heads_layout(layout, 2, (16, 16), dtype)
+    kind = on_device(kind, backend)
     cache, table = build_cache(kind, case.seq_lens, block_size, generator)
-    q = random_tensor(generator, case.num_tokens, 4, LORA + ROPE if layout == "latent" else 16, dtype=dtype)
+    q = random_tensor(generator, case.num_tokens, 4, LORA + ROPE if is_latent else 16, dtype=dtype)
     ranged = _with_ranges(case, paged_batch(case, table), generator)
     expected = reference.paged_attention(q, cache, ranged, softmax_scale=0.3)
     out = poisoned(*q.shape[:2], expected[0].shape[2], dtype=torch_dtype(dtype), device=where)

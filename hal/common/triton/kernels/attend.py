@@ -23,7 +23,7 @@ from .stored import load_factor, load_lanes, load_rest, load_scales
         "out_part",
         "lse_part",
     ],
-    do_not_specialize_on_alignment=["block_table", "q_start_loc", "k_lens", "lse", "scales"],
+    do_not_specialize_on_alignment=["block_table", "q_start_loc", "k_lens", "lse", "scales", "key_starts", "key_stops"],
 )
 def attend_keys(
     q,
@@ -32,6 +32,8 @@ def attend_keys(
     block_table,
     q_start_loc,
     k_lens,
+    key_starts,
+    key_stops,
     scales,
     out,
     lse,
@@ -64,6 +66,7 @@ def attend_keys(
     REST: tl.constexpr,
     VALUE: tl.constexpr,
     SHARES_VALUE: tl.constexpr,
+    RANGES: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
@@ -89,6 +92,7 @@ def attend_keys(
     Grid: (row tiles * KV heads * value tiles, requests + 1, parts); the extra request is the padding past the last one.
     A key is MAIN elements in NUM_C pieces of BLOCK_C, then REST in one of BLOCK_R. The value is the key's own first piece
     (SHARES_VALUE) or lies at v. What is stored as bytes meets the queries as it is: its scales are those of scores and weights.
+    With RANGES a query sees the keys below its own stop, from its own start on (2) or from 0 (1).
 
     With TOKENS above 0 the kernel repairs. A weight of zero keeps finite values out and no others, so rows whose tile reads NaN
     or infinities that other rows see are not finite. Each of TOKENS programs does one of a tile's tokens, and nothing where its
@@ -153,6 +157,15 @@ def attend_keys(
     if HAS_CHUNK:
         start = tl.maximum(start, first // chunk * chunk)
         stop = tl.minimum(stop, (last // chunk + 1) * chunk)
+    if RANGES > 0:
+        row_stop = tl.load(key_stops + token, mask=is_live, other=0)
+        row_start = tl.zeros([BLOCK_M], tl.int32)
+        if RANGES == 2:
+            row_start = tl.maximum(tl.load(key_starts + token, mask=is_live, other=0), 0)
+        # An empty range may lie anywhere.
+        row_stop = tl.where(row_stop > row_start, row_stop, 0)
+        stop = tl.max(row_stop, 0)
+        start = tl.minimum(tl.min(tl.where(row_stop > 0, row_start, 2147483647), 0), stop)
     if IS_PAGED:
         stop = tl.minimum(stop, table_width * PAGE)
     # Pages that lie behind every row's reach may be another request's.
@@ -167,6 +180,9 @@ def attend_keys(
         found = tl.load(at_out[:, None] + values[None, :], mask=is_live[:, None] & (values < VALUE)[None, :], other=0.0)
         if tl.max(tl.max(tl.where(tl.abs(found.to(tl.float32)) < float("inf"), 0, 1), 1), 0) == 0:
             return
+        if RANGES > 0:
+            high = tl.minimum(high, tl.max(tl.where(is_live, row_stop, 0), 0))
+            low = tl.maximum(low, tl.max(tl.where(is_live, row_start, 0), 0))
         if CAUSAL:
             high = tl.minimum(high, own + 1)
         if HAS_WINDOW:
@@ -234,6 +250,8 @@ def attend_keys(
         else:
             scores = scores * (scale * 1.4426950408889634)
         is_seen = is_there[None, :]
+        if RANGES > 0:
+            is_seen = is_seen & (n[None, :] >= row_start[:, None]) & (n[None, :] < row_stop[:, None])
         if CAUSAL:
             is_seen = is_seen & (n[None, :] <= position[:, None])
         if HAS_WINDOW:

@@ -47,7 +47,7 @@ def load_keys(
         "table_row",
         "scores_row",
     ],
-    do_not_specialize_on_alignment=["weights", "block_table", "q_start_loc", "seq_lens", "scores"],
+    do_not_specialize_on_alignment=["weights", "block_table", "q_start_loc", "seq_lens", "scores", "key_starts", "key_stops"],
 )
 def score_keys(
     q,
@@ -56,6 +56,8 @@ def score_keys(
     block_table,
     q_start_loc,
     seq_lens,
+    key_starts,
+    key_stops,
     scores,
     q_token,
     q_head,
@@ -78,6 +80,7 @@ def score_keys(
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    RANGES: tl.constexpr,
     FP8: tl.constexpr,
     SHARE: tl.constexpr,
     PIECE: tl.constexpr,
@@ -89,7 +92,8 @@ def score_keys(
 ):
     """A program: BLOCK_T tokens of one request against BLOCK_N of its keys, which it reads once.
 
-    Grid: (key tiles, token tiles, requests + 1); the extra request is the padding past the last one.
+    Grid: (key tiles, token tiles, requests + 1); the extra request is the padding past the last one. With RANGES a token sees
+    the keys below its own stop, from its own start on (2) or from 0 (1).
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     slot = tl.program_id(2)
@@ -116,7 +120,11 @@ def score_keys(
     # A token's bound counts the keys up to its own position.
     shift = tl.load(seq_lens + request) - end + 1
     column = n // PAGE
-    is_there = is_column & (n < shift + stop - 1) & (column < table_width)
+    bound = shift + stop - 1
+    if RANGES > 0:
+        tokens = first + tl.arange(0, BLOCK_T)
+        bound = tl.max(tl.load(key_stops + tokens, mask=tokens < stop, other=0), 0)
+    is_there = is_column & (n < bound) & (column < table_width)
     table = block_table + request.to(tl.int64) * table_row
     page = tl.load(table + column, mask=is_there, other=-1)
     is_there = is_there & (page >= 0) & (page < num_pages)
@@ -144,6 +152,12 @@ def score_keys(
             score += tl.sum(tl.maximum(products, 0.0) * weight[:, None], 0)
         if FP8 > 0:
             score *= key_scale
-        score = tl.where(is_there & (n < shift + token), score, float("-inf"))
+        if RANGES > 0:
+            is_seen = is_there & (n < tl.load(key_stops + token))
+            if RANGES == 2:
+                is_seen = is_seen & (n >= tl.load(key_starts + token))
+        else:
+            is_seen = is_there & (n < shift + token)
+        score = tl.where(is_seen, score, float("-inf"))
         tl.store(scores + (token - token_start) * scores_row + n, score, mask=is_column)
         token += 1
