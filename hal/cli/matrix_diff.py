@@ -75,7 +75,7 @@ def run_parity(arguments: tuple[str, ...], *, form: str) -> int:
 
 
 def _read_table(name: str) -> str:
-    path = Path(name)
+    path = Path(name).absolute()
     python = path / "bin" / "python" if path.is_dir() else path
     if python.is_file() and os.access(python, os.X_OK):
         return _ask_version(python)

@@ -178,7 +178,7 @@ def test_dropping_the_sink_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             return out * torch.sigmoid(lse - sink)[..., None] ** times
 
         for kernels in engine.attention._kernels.values():
-            monkeypatch.setitem(kernels._calls, ("apply_sink", ""), apply)
+            monkeypatch.setattr(kernels.calls, "apply_sink", apply)
         with pytest.raises(AssertionError):
             run.run_step(engine, ((0, 1),))
 
@@ -188,9 +188,9 @@ def test_the_entries_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     run.run_step(engine, ((0, 20),))
     for kernels in engine.attention._kernels.values():
-        attend = kernels("sparse_mla", "decode")
-        monkeypatch.setitem(
-            kernels._calls, ("sparse_mla", "decode"), lambda q, segments, attend=attend, **kw: attend(q, segments[:1], **kw)
+        attend = kernels.phases["decode"].sparse_mla
+        monkeypatch.setattr(
+            kernels.phases["decode"], "sparse_mla", lambda q, segments, attend=attend, **kw: attend(q, segments[:1], **kw)
         )
     with pytest.raises(AssertionError):
         run.run_step(engine, ((0, 1),))

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.common.stepping import builder as metadata_module
+from hal.common.stepping import phase_work
 from hal.common.stepping import runs as mla_runs
 
 from .helpers.engine import Engine
@@ -49,7 +49,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch):
     """Context is gathered a few pages at a time."""
 
     def install(pages: int) -> None:
-        monkeypatch.setattr(metadata_module, "context_rows", lambda _limits, block_size, *_: pages * block_size)
+        monkeypatch.setattr(phase_work, "context_rows", lambda _limits, block_size, *_: pages * block_size)
 
     return install
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 import hal
 from hal.common.contract.backend import Backend
 from hal.common.contract.tensor_checks import Expected
-from hal.common.running.attention import LayerKernels
 from hal.common.running.index_keys import check_index
+from hal.common.running.layer_kernels import LayerKernels
 from hal.config import LayerShape
 
 from .helpers import oracle

@@ -21,10 +21,7 @@ class Calls:
 
     def __init__(self, reads: bool) -> None:
         self.reads = reads
-        self.kernels = hal.kernels("cpu")
-
-    def __call__(self, call: str) -> object:
-        return getattr(self.kernels, call)
+        self.calls = hal.kernels("cpu")
 
     def reads_key_ranges(self, call: str) -> bool:
         return self.reads and call == "index_scores"

@@ -20,11 +20,6 @@ from .helpers.choices import best
 CPU = hal.kernels("cpu")
 
 
-def call(name: str):
-    """A layer's kernels are looked up by name."""
-    return getattr(CPU, name)
-
-
 def shard(scores: torch.Tensor, parallel: hal.Parallel) -> torch.Tensor:
     """The columns of a rank's own keys, in their order, in a matrix as wide as on the first rank."""
     own = [key for key in range(scores.shape[1]) if owner(key, parallel) == parallel.dcp_rank]
@@ -56,10 +51,10 @@ def test_the_merged_choice_is_the_choice_of_one_rank(ranks, interleave, keys, k,
     for rank in range(ranks):
         parallel = hal.Parallel(dcp=ranks, dcp_rank=rank, interleave=interleave)
         own = shard(scores, parallel)
-        found = find_candidates(call, own, local_length(bounds, parallel), min(k, own.shape[1]), k + extra, parallel)
+        found = find_candidates(CPU, own, local_length(bounds, parallel), min(k, own.shape[1]), k + extra, parallel)
         values.append(found[0])
         ids.append(found[1])
-    merged = merge_candidates(call, torch.cat(values, 1), torch.cat(ids, 1), k, k + extra)
+    merged = merge_candidates(CPU, torch.cat(values, 1), torch.cat(ids, 1), k, k + extra)
     assert merged.shape == (7, k + extra)
     for found, row in zip(merged.tolist(), rows, strict=True):
         assert sorted(found[: len(row)]) == row
@@ -79,7 +74,7 @@ class Told(DCPGroup):
 
 def merge(outs: torch.Tensor, logs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     parallel = hal.Parallel(dcp=outs.shape[0])
-    return Told(group=None, parallel=parallel, divides_heads=False, outs=outs, logs=logs).merge_states(call, outs[0], logs[0])
+    return Told(group=None, parallel=parallel, divides_heads=False, outs=outs, logs=logs).merge_states(CPU, outs[0], logs[0])
 
 
 @pytest.mark.parametrize("garbage", [0.0, float("nan"), float("inf")], ids=["zeros", "nan", "infinity"])

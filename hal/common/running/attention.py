@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,6 +31,7 @@ from .choice import TopkState
 from .compressed import CompressedCall, CompressedRows, attend_compressed, check_compressed
 from .index_keys import check_index, compress, write_index_keys
 from .latent import MLAWeights, attend_mla
+from .layer_kernels import LayerKernels
 from .paged_layer import PagedLayer
 from .rank_attend import attend_shards
 from .ranks import DCPGroup
@@ -38,28 +39,6 @@ from .warmup import WarmupMonitor
 
 if TYPE_CHECKING:
     from hal.common.contract.plan import Plan
-
-
-class LayerKernels:
-    """The calls of one layer, each from the backend that provides it: kernels("write_cache"), kernels("sparse_mla", "decode")."""
-
-    def __init__(self, providers: Mapping[str, str], opened: Mapping[str, Backend]) -> None:
-        split = {key.partition("."): opened[name] for key, name in providers.items()}
-        self._calls = {(call, phase): getattr(backend, call) for (call, _, phase), backend in split.items()}
-        self._ranged = {
-            call for (call, _, _), backend in split.items() if backend.capabilities and backend.capabilities.key_ranges
-        }
-
-    def __call__(self, call: str, phase: str = "") -> Any:
-        return self._calls[call, phase]
-
-    def provides(self, call: str) -> bool:
-        """Whether any backend serves a call that the layer can do without."""
-        return (call, "") in self._calls
-
-    def reads_key_ranges(self, call: str) -> bool:
-        """Whether the provider of a call honours the key ranges of a PagedBatch."""
-        return call in self._ranged
 
 
 class Attention:
@@ -244,8 +223,8 @@ class Attention:
         state = self._paged.get(layer_id) or self._look_up(layer_id)
         self._check_step(metadata)
         state.check(metadata.num_tokens_padded, q, k, v, sink, out)
-        if k is not None:
-            state.write_cache(state.cache, metadata.groups[state.group].slot_mapping, k, v)
+        if k is not None and v is not None:
+            state.kernels.calls.write_cache(state.cache, metadata.groups[state.group].slot_mapping, k, v)
         out = _prepare_out(out, q, state.out_shape[1], metadata)
         if self._ranks is None:
             state.attend(q, metadata, sink, out)
@@ -296,7 +275,7 @@ class Attention:
         kernels = self._kernels[layer_id]
         choice = self._choose(layer, kernels, metadata, expected, index, topk)
         if layer.owns_kv:
-            kernels("write_cache")(cache, metadata.groups[group].slot_mapping, latent, k_rope)
+            kernels.calls.write_cache(cache, metadata.groups[group].slot_mapping, latent, k_rope)
         out = _prepare_out(out, q_nope, width, metadata)
         inputs = (q_nope, q_rope, latent, k_rope)
         attend_mla(
@@ -358,7 +337,7 @@ class Attention:
         entries = None if layer.entry_source is None else self._cache((layer.entry_source, "entries"))
         if kv is not None:
             cache, group = window
-            kernels("write_cache")(cache, metadata.groups[group].slot_mapping, *kv.split(cache.layout.widths, dim=1))
+            kernels.calls.write_cache(cache, metadata.groups[group].slot_mapping, *kv.split(cache.layout.widths, dim=1))
         if compressor is not None and entries is not None:
             states = self._cache((layer_id, "state"))
             compress(kernels, compressor, states, entries, metadata, layer.compress_ratio or 1)
@@ -400,16 +379,6 @@ class Attention:
             out_shape=(heads, layer.v_head_dim),
             k_shape=k_shape if layer.owns_kv else None,
             v_shape=v_shape,
-            options={
-                "softmax_scale": layer.softmax_scale,
-                "window": layer.window,
-                "chunk": layer.chunk,
-                "softcap": layer.softcap,
-                "causal": layer.causal,
-                "need_lse": layer.sink,
-            },
-            write_cache=kernels("write_cache"),
-            paged={phase: kernels("paged_attention", phase) for phase in ("decode", "prefill")},
         )
         return state
 

@@ -16,6 +16,7 @@ from hal.common.contract.step import Phase, StepMetadata, scoring
 from hal.common.stepping.findings import Finding
 from hal.config import LayerShape
 
+from .layer_kernels import LayerKernels
 from .rank_choice import choose_over_ranks
 from .ranks import DCPGroup
 from .scoring import score_chunk
@@ -46,7 +47,7 @@ class TopkState:
         self._rows: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def choose(
-        self, layer: LayerShape, kernels: Any, cache: KVCache, group: int, index: IndexInputs, metadata: StepMetadata
+        self, layer: LayerShape, kernels: LayerKernels, cache: KVCache, group: int, index: IndexInputs, metadata: StepMetadata
     ) -> None:
         """Score the step's queries and keep the best keys of each."""
         indexer, each = _indexer(layer), scoring(layer)
@@ -69,15 +70,15 @@ class TopkState:
                 if self._ranks is not None:
                     shard = phase.shards[INDEX_RULE][group]
                     inputs = (queries[tokens], weights[tokens], cache, shard, chunk)
-                    chosen[span], has_nan = choose_over_ranks(kernels, inputs, each.topk, picked.shape[1], self._ranks)
+                    chosen[span], has_nan = choose_over_ranks(kernels.calls, inputs, each.topk, picked.shape[1], self._ranks)
                 else:
                     scores = score_chunk(kernels, queries[tokens], weights[tokens], cache, batch, phase.req_id, chunk)
-                    chosen[span] = kernels("select_topk")(scores, bounds[span], each.topk, picked.shape[1], deterministic=True)
+                    chosen[span] = kernels.calls.select_topk(scores, bounds[span], each.topk, picked.shape[1], deterministic=True)
                     # The largest of some values is NaN where one of them is.
                     has_nan = scores.amax(dim=1).isnan()
                 self._count_nan(layer, metadata, tokens.start + chunk.token_start, has_nan)
             if is_pooled:
-                buffer[phase.tokens] = kernels("expand_pools")(
+                buffer[phase.tokens] = kernels.calls.expand_pools(
                     chosen, phase.key_bounds, indexer.pool, indexer.width, distinct=True
                 )
 
@@ -109,13 +110,13 @@ class TopkState:
         return self._buffers[_kind(layer)][phase.tokens]
 
     def rows(
-        self, layer: LayerShape, kernels: Any, cache: KVCache, group: int, phase: Phase, parallel: Parallel
+        self, layer: LayerShape, kernels: LayerKernels, cache: KVCache, group: int, phase: Phase, parallel: Parallel
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The chosen rows of a phase's tokens in a cache group: rows int32 [tokens, width], valid int32 [tokens]."""
         key = (_kind(layer), phase.tokens.start, group, cache.page_stride)
         if key not in self._rows:
             batch = phase.batches[group]
-            self._rows[key] = kernels("rows_from_topk")(
+            self._rows[key] = kernels.calls.rows_from_topk(
                 self.ids(layer, phase),
                 phase.req_id,
                 batch.block_table,

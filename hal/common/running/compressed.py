@@ -17,6 +17,7 @@ from hal.common.contract.tensor_checks import Expected
 from hal.config import LayerShape
 
 from .choice import TopkState
+from .layer_kernels import LayerKernels, require_lse
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 
@@ -26,7 +27,7 @@ class CompressedCall:
     """What one layer's call reads: its calls, the cache and group of its window and of its entries, None without any."""
 
     layer: LayerShape
-    kernels: Any
+    kernels: LayerKernels
     window: tuple[KVCache, int]
     entries: tuple[KVCache, int] | None
     choice: TopkState | None
@@ -92,7 +93,7 @@ class CompressedRows:
 
 
 def _convert(call: CompressedCall, cache: KVCache, batch: PagedBatch, req_id: torch.Tensor, ids: torch.Tensor) -> Rows:
-    rows: Rows = call.kernels("rows_from_topk")(
+    rows: Rows = call.kernels.calls.rows_from_topk(
         ids,
         req_id,
         batch.block_table,
@@ -119,7 +120,7 @@ def attend_compressed(
     is_direct = order is None and sink is None and has_dense_rows(out)
     for phase in metadata.phases:
         target = out[phase.tokens] if is_direct else None
-        result, lse = call.kernels("sparse_mla", phase.name)(
+        result, lse = call.kernels.phases[phase.name].sparse_mla(
             queries[phase.tokens],
             rows.find(call, phase, metadata),
             kv_lora_rank=call.layer.head_dim,
@@ -128,7 +129,7 @@ def attend_compressed(
             out=target,
         )
         if sink is not None:
-            result = call.kernels("apply_sink")(result, lse, sink)
+            result = call.kernels.calls.apply_sink(result, require_lse(lse), sink)
         if order is not None:
             out.index_copy_(0, order[phase.tokens], result)
         elif not is_direct:

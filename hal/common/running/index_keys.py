@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -14,10 +13,12 @@ from hal.common.contract.step import StepMetadata
 from hal.common.contract.tensor_checks import Expected
 from hal.config import IndexerShape, LayerShape
 
+from .layer_kernels import LayerKernels
+
 Find = Callable[[tuple[int, str]], tuple[KVCache, int]]
 
 
-def check_index(layer: LayerShape, indexer: IndexerShape, kernels: Any, index: IndexInputs, expected: Expected) -> None:
+def check_index(layer: LayerShape, indexer: IndexerShape, kernels: LayerKernels, index: IndexInputs, expected: Expected) -> None:
     """Raise LayoutError for inputs of another shape or type, BatchError for a compressor where keys are not shared."""
     if not isinstance(index, IndexInputs):
         raise BatchError(f"layer {layer.layer_id}: index is a {type(index).__name__}; expected hal.IndexInputs(q, k, weights)")
@@ -40,18 +41,18 @@ def check_index(layer: LayerShape, indexer: IndexerShape, kernels: Any, index: I
 
 
 def write_index_keys(
-    layer: LayerShape, kernels: Any, find: Find, keys: torch.Tensor | Compressor, metadata: StepMetadata
+    layer: LayerShape, kernels: LayerKernels, find: Find, keys: torch.Tensor | Compressor, metadata: StepMetadata
 ) -> None:
     """Write the keys, one per token, or those of tokens that close a group where tokens share a key."""
     cache, group = find((layer.layer_id, "index"))
     if isinstance(keys, Compressor):
         compress(kernels, keys, find((layer.layer_id, "index_state")), (cache, group), metadata, layer.tokens_per_index_key)
     else:
-        kernels("write_cache")(cache, metadata.groups[group].slot_mapping, keys)
+        kernels.calls.write_cache(cache, metadata.groups[group].slot_mapping, keys)
 
 
 def compress(
-    kernels: Any,
+    kernels: LayerKernels,
     compressor: Compressor,
     states: tuple[KVCache, int],
     entries: tuple[KVCache, int],
@@ -60,7 +61,7 @@ def compress(
 ) -> None:
     """Write the step's states and the entries that its tokens close; states and entries are a cache and its group."""
     where = metadata.groups[states[1]]
-    kernels("compress_states")(
+    kernels.calls.compress_states(
         compressor,
         states[0],
         entries[0],

@@ -15,6 +15,7 @@ from hal.common.planning.buffers import MAX_EXPANDED_BYTES
 from hal.config import LayerShape
 
 from .choice import TopkState
+from .layer_kernels import LayerKernels, require_lse
 from .ranks import DCPGroup
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -30,7 +31,7 @@ class MLAWeights:
 
 def attend_mla(
     layer: LayerShape,
-    kernels: Any,
+    kernels: LayerKernels,
     cache: KVCache,
     group: int,
     weights: MLAWeights | None,
@@ -85,7 +86,7 @@ class _Call:
     """What stays the same over the runs of one layer's call."""
 
     layer: LayerShape
-    kernels: Any
+    kernels: LayerKernels
     cache: KVCache
     group: int
     weights: MLAWeights | None
@@ -127,7 +128,7 @@ class _Call:
         need_lse = self.sink is not None or self.ranks is not None
         scale = self.layer.softmax_scale
         if self.choice is None:
-            result, lse = self.kernels("paged_attention", phase.name)(
+            result, lse = self.kernels.phases[phase.name].paged_attention(
                 q,
                 self.cache,
                 batch,
@@ -140,7 +141,7 @@ class _Call:
             )
         else:
             rows, valid = self.choice.rows(self.layer, self.kernels, self.cache, self.group, phase, self.parallel)
-            result, lse = self.kernels("sparse_mla", phase.name)(
+            result, lse = self.kernels.phases[phase.name].sparse_mla(
                 q,
                 (Segment(self.cache, rows[tokens], valid[tokens]),),
                 kv_lora_rank=mla.kv_lora_rank,
@@ -148,9 +149,9 @@ class _Call:
                 need_lse=need_lse,
             )
         if self.ranks is not None:
-            result, lse = self.ranks.merge_states(self.kernels, result, lse)
+            result, lse = self.ranks.merge_states(self.kernels.calls, result, require_lse(lse))
         if self.sink is not None:
-            result = self.kernels("apply_sink")(result, lse, self.sink)
+            result = self.kernels.calls.apply_sink(result, require_lse(lse), self.sink)
         out[tokens] = result if self.weights is None else _project(result, self.weights.w_uv.transpose(1, 2))
 
     def _attend_decompressed(
@@ -187,7 +188,7 @@ class _Call:
     ) -> torch.Tensor:
         q_nope, q_rope, latent, k_rope = inputs
         q = torch.cat([q_nope[:, heads], q_rope[:, heads]], dim=-1).to(weights.w_uk.dtype)
-        attend = self.kernels("varlen_attention", "prefill")
+        attend = self.kernels.phases["prefill"].varlen_attention
         scale = self.layer.softmax_scale
         keys, values = _expand(latent, k_rope, weights)
         result, lse = attend(
@@ -206,7 +207,7 @@ class _Call:
         )
         for chunk in run.context:
             rows = self._find_context(phase, run, chunk)
-            latent, k_rope = self.kernels("gather_cache")(self.cache, rows)
+            latent, k_rope = self.kernels.calls.gather_cache(self.cache, rows)
             keys, values = _expand(latent, k_rope, weights)
             tokens = chunk.tokens
             part, part_lse = attend(
@@ -223,11 +224,12 @@ class _Call:
                 selected=None if selected is None else selected[tokens],
                 first_key=chunk.first_key if selected is not None else None,
             )
-            result[tokens], lse[tokens] = self.kernels("merge_states")(result[tokens], lse[tokens], part, part_lse)
+            before = require_lse(lse)
+            merged = self.kernels.calls.merge_states(result[tokens], before[tokens], part, require_lse(part_lse))
+            result[tokens], before[tokens] = merged
         if self.sink is not None:
-            result = self.kernels("apply_sink")(result, lse, self.sink[heads])
-        attended: torch.Tensor = result
-        return attended
+            result = self.kernels.calls.apply_sink(result, require_lse(lse), self.sink[heads])
+        return result
 
     def _find_context(self, phase: Phase, run: MLARun, chunk: ContextChunk) -> torch.Tensor:
         """The cache rows of one of a run's chunks; found once for all layers of a group."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -15,16 +13,15 @@ from hal.common.contract.step import StepMetadata
 from hal.common.contract.tensor_checks import Expected
 from hal.config import LayerShape
 
+from .layer_kernels import LayerKernels, require_lse
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedLayer:
-    """A layer's cache and group, its calls, and the shapes of a token's tensors on this rank; k_shape None: it owns no KV.
-
-    options: what every paged_attention call of the layer says. paged: that call, by phase.
-    """
+    """A layer's cache and group, its calls, and the shapes of a token's tensors on this rank; k_shape None: it owns no KV."""
 
     layer: LayerShape
-    kernels: Any
+    kernels: LayerKernels
     cache: KVCache
     group: int
     dtype: torch.dtype
@@ -33,9 +30,6 @@ class PagedLayer:
     out_shape: tuple[int, int]
     k_shape: tuple[int, ...] | None
     v_shape: tuple[int, ...]
-    options: Mapping[str, Any]
-    write_cache: Any
-    paged: Mapping[str, Any]
 
     def check(
         self,
@@ -82,7 +76,7 @@ class PagedLayer:
 
     def attend(self, q: torch.Tensor, metadata: StepMetadata, sink: torch.Tensor | None, out: torch.Tensor) -> None:
         """Write out [tokens, heads, v_head_dim] of q, both in the engine's order, over what the cache holds."""
-        order = metadata.token_order
+        layer, order = self.layer, metadata.token_order
         queries = q if order is None else q.index_select(0, order)
         is_direct = order is None and sink is None and has_dense_rows(out)
         for phase in metadata.phases:
@@ -91,15 +85,20 @@ class PagedLayer:
             target = None
             if is_direct:
                 target = out if is_whole else out[tokens]
-            result, lse = self.paged[phase.name](
+            result, lse = self.kernels.phases[phase.name].paged_attention(
                 queries if is_whole else queries[tokens],
                 self.cache,
                 phase.batches[self.group],
+                softmax_scale=layer.softmax_scale,
+                window=layer.window,
+                chunk=layer.chunk,
+                softcap=layer.softcap,
+                causal=layer.causal,
+                need_lse=layer.sink,
                 out=target,
-                **self.options,
             )
             if sink is not None:
-                result = self.kernels("apply_sink")(result, lse, sink)
+                result = self.kernels.calls.apply_sink(result, require_lse(lse), sink)
             if order is not None:
                 out.index_copy_(0, order[tokens], result)
             elif not is_direct:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hal.common.contract.call_values import KVCache
@@ -11,12 +9,13 @@ from hal.common.contract.key_rules import key_rule
 from hal.common.contract.step import StepMetadata
 from hal.config import LayerShape
 
+from .layer_kernels import LayerKernels
 from .ranks import DCPGroup
 
 
 def attend_shards(
     layer: LayerShape,
-    kernels: Any,
+    kernels: LayerKernels,
     cache: KVCache,
     group: int,
     q: torch.Tensor,
@@ -34,7 +33,7 @@ def attend_shards(
     order, rule = metadata.token_order, key_rule(layer)
     queries = ranks.gather_queries(q[: metadata.num_tokens] if order is None else q.index_select(0, order))
     partial = [
-        kernels("paged_attention", phase.name)(
+        kernels.phases[phase.name].paged_attention(
             queries[phase.tokens],
             cache,
             phase.shards[rule][group],
@@ -44,9 +43,9 @@ def attend_shards(
         )
         for phase in metadata.phases
     ]
-    result, lse = ranks.merge_states(kernels, *(_join(each) for each in zip(*partial, strict=True)))
+    result, lse = ranks.merge_states(kernels.calls, *(_join(each) for each in zip(*partial, strict=True)))
     if sink is not None:
-        result = kernels("apply_sink")(result, lse, sink)
+        result = kernels.calls.apply_sink(result, lse, sink)
     if order is None:
         out[: metadata.num_tokens] = result
     else:

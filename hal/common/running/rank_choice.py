@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from hal.common.contract.backend import Backend
 from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch
 from hal.common.contract.parallel import Parallel, global_position
 
@@ -17,7 +16,7 @@ _NO_ID = 2**31 - 1
 
 
 def choose_over_ranks(
-    kernels: Any, inputs: ScoreInputs, k: int, width: int, ranks: DCPGroup
+    calls: Backend, inputs: ScoreInputs, k: int, width: int, ranks: DCPGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """int32 [chunk tokens, width]: the k best positions of all ranks' keys by value, then by lower position.
 
@@ -26,36 +25,36 @@ def choose_over_ranks(
     so k candidates of each suffice: (dcp - 1) * tokens * (k * (4 + size of a score) + 4) bytes come in.
     """
     batch, chunk = inputs[3], inputs[4]
-    scores = kernels("index_scores")(*inputs)
+    scores = calls.index_scores(*inputs)
     lengths = batch.seq_lens if batch.key_stops is None else batch.key_stops
     lengths = lengths[chunk.token_start : chunk.token_stop]
     count = min(k, scores.shape[1])
-    values, ids = find_candidates(kernels, scores, lengths, count, width, ranks.parallel)
+    values, ids = find_candidates(calls, scores, lengths, count, width, ranks.parallel)
     has_nan = scores.amax(dim=1).isnan()
     # One collective, all of it as bits of one type.
     packed = ranks.gather(torch.cat([values.view(torch.int32), ids, has_nan[:, None].int()], dim=1)).movedim(0, 1)
     values = packed[..., : -count - 1].contiguous().view(values.dtype).flatten(1)
-    chosen = merge_candidates(kernels, values, packed[..., -count - 1 : -1].flatten(1), k, width)
+    chosen = merge_candidates(calls, values, packed[..., -count - 1 : -1].flatten(1), k, width)
     return chosen, packed[..., -1].any(dim=1)
 
 
-def merge_candidates(kernels: Any, values: torch.Tensor, ids: torch.Tensor, k: int, width: int) -> torch.Tensor:
+def merge_candidates(calls: Backend, values: torch.Tensor, ids: torch.Tensor, k: int, width: int) -> torch.Tensor:
     """int32 [tokens, width]: the ids int32 [tokens, candidates] of the k best values; an id of 2**31 - 1 is none.
 
     In order of their ids, equal values go to the lower column where they go to the lower id.
     """
     ids, order = ids.sort(dim=1)
     counts = (ids < _NO_ID).sum(1, dtype=torch.int32)
-    columns = kernels("select_topk")(values.gather(1, order), counts, k, width, deterministic=True)
+    columns = calls.select_topk(values.gather(1, order), counts, k, width, deterministic=True)
     chosen = ids.gather(1, columns.clamp(min=0).long()) if ids.shape[1] else columns
     return torch.where(columns >= 0, chosen, columns)
 
 
 def find_candidates(
-    kernels: Any, scores: torch.Tensor, lengths: torch.Tensor, count: int, width: int, parallel: Parallel
+    calls: Backend, scores: torch.Tensor, lengths: torch.Tensor, count: int, width: int, parallel: Parallel
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The values and positions [tokens, count] of this rank's best keys, without NaN; 2**31 - 1 where there is none."""
-    best = kernels("select_topk")(scores, lengths, count, width, deterministic=True)[:, :count]
+    best = calls.select_topk(scores, lengths, count, width, deterministic=True)[:, :count]
     values = scores.gather(1, best.clamp(min=0).long())
     is_none = best < 0
     values = values.masked_fill(is_none | values.isnan(), float("-inf"))

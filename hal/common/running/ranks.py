@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
+from hal.common.contract.backend import Backend
 from hal.common.contract.errors import BackendError, InputError
 from hal.common.contract.parallel import Parallel
 
@@ -64,7 +65,7 @@ class DCPGroup:
         call(gathered, tensor.contiguous(), group=self.group)
         return gathered.view(ranks, *tensor.shape)
 
-    def merge_states(self, kernels: Any, out: torch.Tensor, lse: torch.Tensor) -> States:
+    def merge_states(self, calls: Backend, out: torch.Tensor, lse: torch.Tensor) -> States:
         """This rank's heads over all ranks' keys, merged in rank order: out [tokens, heads, v] and lse, both in the LSE's type.
 
         out and lse are this rank's partial results for every head that gather_queries gave. A rank without keys adds nothing.
@@ -72,7 +73,7 @@ class DCPGroup:
         outs, logs = self.exchange_states(out, lse)
         merged: States = outs[0].to(logs.dtype), logs[0]
         for rank in range(1, self.parallel.dcp):
-            merged = kernels("merge_states")(*merged, outs[rank].to(logs.dtype), logs[rank])
+            merged = calls.merge_states(*merged, outs[rank].to(logs.dtype), logs[rank])
         return merged
 
 

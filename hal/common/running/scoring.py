@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch
 
+from .layer_kernels import LayerKernels
+
 
 def score_chunk(
-    kernels: Any,
+    kernels: LayerKernels,
     iq: torch.Tensor,
     weights: torch.Tensor,
     cache: KVCache,
@@ -24,7 +25,7 @@ def score_chunk(
 
     A backend that does not read key ranges is given every token as a request of its own, of which it is the last query.
     """
-    score: Callable[..., torch.Tensor] = kernels("index_scores")
+    score: Callable[..., torch.Tensor] = kernels.calls.index_scores
     if batch.key_stops is None:
         return score(iq, weights, cache, batch, chunk)
     if batch.max_query_len <= 1:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hal.common.contract.call_values import IndexerChunk, PagedBatch
-from hal.common.contract.step import GroupStep, MLAKind, MLARun, Phase, Scoring, StepMetadata
+from hal.common.contract.call_values import PagedBatch
+from hal.common.contract.step import GroupStep, Phase, StepMetadata
 from hal.common.planning.row_rules import RowRule
 
+from .phase_work import Work
 from .shards import ShardBounds
 from .staging import Staging
 
@@ -84,8 +85,7 @@ class Assembler:
         longest: tuple[int, int],
         is_ordered: bool,
         *,
-        chunks: Mapping[Scoring, tuple[IndexerChunk, ...]],
-        runs: Mapping[MLAKind, tuple[MLARun, ...]],
+        work: Work,
         may_hide_requests: bool,
     ) -> Phase:
         """A phase of a step. longest: its query and its request. is_ordered: the engine's order is the execution order."""
@@ -98,7 +98,7 @@ class Assembler:
         ]
         if self._counts_in_rows:
             self._count_in_rows(batches, requests, tokens)
-        shards = {}
+        shards, chunks = {}, work.chunks
         if self._shards is not None:
             shards = self._shards.share(requests, tokens, batches)
             chunks = {each: self._shards.narrow(parts) for each, parts in chunks.items()}
@@ -111,7 +111,7 @@ class Assembler:
             key_bounds=key_bounds,
             max_seq_len=longest[1],
             chunks=chunks,
-            runs=runs,
+            runs=work.runs,
             may_hide_requests=may_hide_requests,
             shards=shards,
         )

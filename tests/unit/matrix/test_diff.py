@@ -73,8 +73,10 @@ def test_both_changes_of_one_cell_are_told() -> None:
     assert (len(diff.better), len(diff.worse)) == (1, 1)
 
 
-@pytest.mark.parametrize("form", ["a_python", "an_environment"])
-def test_an_installed_version_is_asked(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("form", ["a_python", "an_environment", "an_environment_from_here"])
+def test_an_installed_version_is_asked(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = tmp_path / "table.json"
     table.write_text(to_text([SERVED]))
     python = tmp_path / "bin" / "python"
@@ -82,7 +84,8 @@ def test_an_installed_version_is_asked(form: str, tmp_path: Path, capsys: pytest
     asked = 'assert sys.argv[1:] == ["-m", "hal", "matrix", "--json"]'
     python.write_text(f"#!{sys.executable}\nimport sys\n{asked}\nprint(open({str(table)!r}).read())\n")
     python.chmod(0o755)
-    given = str(python if form == "a_python" else tmp_path)
+    monkeypatch.chdir(tmp_path.parent)
+    given = {"a_python": str(python), "an_environment": str(tmp_path), "an_environment_from_here": tmp_path.name}[form]
     assert main(["matrix", "diff", str(table), given]) == 0
     assert "nothing changed" in capsys.readouterr().out
 
