@@ -67,8 +67,11 @@ def run_parity(arguments: tuple[str, ...], *, form: str) -> int:
         show_parity(parity, make_console())
     else:
         raise InputError("hal matrix parity prints text, --json or --markdown; hal matrix --html has it too")
-    without = [f"{feature} is missing on {name} without a reason in matrix/holes.jsonl" for feature, name in parity.unexplained]
-    without += [f"matrix/holes.jsonl explains {feature} on {name}, which is no hole" for feature, name in parity.stale]
+    without = [
+        f"{feature} is missing on {name} without a reason in matrix/{name}.toml or matrix/holes.jsonl"
+        for feature, name in parity.unexplained
+    ]
+    without += [f"a reason explains {feature} on {name}, which is no hole" for feature, name in parity.stale]
     if without:
         fail("; ".join(without))
     return REGRESSED if without else 0

@@ -187,6 +187,6 @@ def test_what_it_lacks_is_explained_in_its_own_file(site: Path) -> None:
         text=True,
     )
     assert refused.returncode == 1
-    assert "is missing on dummy without a reason in matrix/" in refused.stderr
+    assert "is missing on dummy without a reason in matrix/dummy.toml" in refused.stderr
     file.write_text(PROMISES + run_python(site, "-c", HOLES), encoding="utf-8")
     assert "dummy" in run_python(site, "-m", "hal", "matrix", "parity")
