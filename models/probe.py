@@ -22,6 +22,7 @@ from .interface import BINDING, AttentionCall, Binding
 from .latent import patch_expand, split_up_projection
 from .ranks import shared
 from .tokenwise import ProbeRun, Sample, check_tokenwise, draw_samples, name_rows, run_sample
+from .weightless import weightless
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,15 @@ def bind_modules(
     for child in candidates:
         _patch(child, shape.layer(child.layer_idx), step)
     first, second = draw_samples(module, shape)
-    in_order = _run(module, shape, step, candidates, first)
-    check_tokenwise(module, in_order, _run(module, shape, step, candidates, second))
-    if max_model_len is not None:
-        far, behind = draw_far_samples(first, max_model_len)
-        plain = _run(module, shape, step, candidates, far)
-        cached = _run_behind_cache(module, shape, step, candidates, behind)
-        if cached is not None:
-            check_positions(module, plain, cached, max_model_len)
+    with weightless(module):
+        in_order = _run(module, shape, step, candidates, first)
+        check_tokenwise(module, in_order, _run(module, shape, step, candidates, second))
+        if max_model_len is not None:
+            far, behind = draw_far_samples(first, max_model_len)
+            plain = _run(module, shape, step, candidates, far)
+            cached = _run_behind_cache(module, shape, step, candidates, behind)
+            if cached is not None:
+                check_positions(module, plain, cached, max_model_len)
     for child in candidates:
         child.__dict__.pop(BINDING, None)
     for layer_id, child in in_order.modules.items():

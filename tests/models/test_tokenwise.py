@@ -74,6 +74,29 @@ def test_what_carries_state_between_tokens_is_refused(change, words: str) -> Non
         attach(module)
 
 
+@pytest.fixture(params=[None, 0], ids=["small", "large"], autouse=True)
+def as_if_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every verdict is the same where matrices count as too large to be read."""
+    if request.param is not None:
+        monkeypatch.setattr("hal.models.weightless.LARGE", request.param)
+
+
+def test_the_weights_of_large_layers_are_not_read_and_multiply_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hal.models.weightless.LARGE", 0)
+    module = tiny.build(tiny.llama())
+    multiplied: list[tuple[int, ...]] = []
+    plain = torch.nn.Linear.forward
+
+    def count(self: torch.nn.Linear, given: torch.Tensor) -> torch.Tensor:
+        multiplied.append(tuple(self.weight.shape))
+        return plain(self, given)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", count)
+    taken = attach(module).module
+    assert multiplied == []
+    assert not any("forward" in child.__dict__ for child in taken.modules())
+
+
 @DTYPES
 def test_a_small_leak_is_seen_in_every_type(dtype: torch.dtype) -> None:
     module = tiny.build(tiny.llama())
