@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import product
 
 from hal.common.contract.device import Device
 from hal.common.contract.errors import NoBackend
@@ -23,6 +24,8 @@ from .targets import Toolchain, find_arch, find_toolchain
 
 _PREFIX, _SUFFIX = "model-", ".json"
 DEFAULT_DTYPE = "bfloat16"
+LAYOUTS = ("auto", "fp8")
+"""The caches that binaries are compiled for: those that backends prefer, and fp8 ones where a backend has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +123,15 @@ def _list_wanted(
     users: dict[LaunchKey, list[str]] = {}
     sources: dict[LaunchKey, Specialisation] = {}
     refused: list[KernelRow] = []
-    for name, shape in models.items():
+    for (name, shape), asked in product(models.items(), LAYOUTS):
         for layer in _distinct_layers(shape):
-            request = Request(layer, device, shape.dtype or DEFAULT_DTYPE, parallel=Parallel(tp=tp))
+            layout = shape.layout_of(layer, asked)
+            request = Request(layer, device, shape.dtype or DEFAULT_DTYPE, layout, parallel=Parallel(tp=tp))
             try:
                 found = specialisations(request)
             except NoBackend as error:
-                refused.append(_refused_row(device, name, str(error)))
+                if asked == LAYOUTS[0]:
+                    refused.append(_refused_row(device, name, str(error)))
                 continue
             for one in found:
                 users.setdefault(one.key, []).append(name)
@@ -149,7 +154,8 @@ def _refused_row(device: Device, model: str, text: str) -> KernelRow:
 
 
 def _make_row(wanted: _Wanted, job: Job, built: Built) -> KernelRow:
-    faults = (built.refusal,) if built.figures is None else find_faults(built.figures, job.arch)
+    is_repair = wanted.specialisation.is_repair
+    faults = (built.refusal,) if built.figures is None else find_faults(built.figures, job.arch, is_repair=is_repair)
     return KernelRow(
         target=wanted.device.target,
         kernel=wanted.specialisation.name,

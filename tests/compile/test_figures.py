@@ -39,6 +39,8 @@ def test_every_fault_is_told() -> None:
 
 def test_kernel_without_products_may_spill() -> None:
     assert find_faults(replace(GOOD, spills=64, matrix=0, asked_matrix=0), SM_80) == ()
+    assert find_faults(replace(GOOD, spills=64), SM_80, is_repair=True) == ()
+    assert find_faults(replace(GOOD, spills=64), SM_80) != ()
 
 
 def test_scalar_spills_take_no_memory() -> None:

@@ -43,6 +43,11 @@ class Specialisation:
         )
 
     @property
+    def is_repair(self) -> bool:
+        """Whether it is a pass that does again what read NaN or infinities which its queries do not see; else it ends at once."""
+        return bool(self.constexprs.get("TOKENS", 0))
+
+    @property
     def options(self) -> dict[str, int]:
         """Options of triton.compile."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}

@@ -86,4 +86,5 @@ def read_codes(
     code = tl.load(cache + row * cache_row + column, mask=column < tl.where(is_there, FIRST + SECOND, 0), other=0)
     factor = load_factors(scales, column, FIRST, SECOND, SHARE, SECOND_SHARE, SECOND_AT)
     value = decode_fp8(code, FP8) * fp8_unit(FP8) * factor
-    store_parts(first + index * FIRST, second + index * SECOND, value, column, FIRST, SECOND, column < FIRST + SECOND)
+    to_first, to_second = first + index * FIRST, second + index * SECOND
+    store_parts(to_first, to_second, value, column, FIRST, SECOND, 0, FIRST + SECOND, column < FIRST + SECOND)

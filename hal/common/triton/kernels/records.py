@@ -85,8 +85,8 @@ def write_records(
         PLAIN: tl.constexpr = FIRST + SECOND - LANES
         if PLAIN > 0:
             column = tl.arange(0, BLOCK_P)
-            value = load_parts(first, second, LANES + column, FIRST, SECOND, column < PLAIN)
-            store_halves(lanes_at + PLAIN_AT, value, column < PLAIN, IS_ALIGNED)
+            plain = load_parts(first, second, LANES + column, FIRST, SECOND, column < PLAIN)
+            store_halves(lanes_at + PLAIN_AT, plain, column < PLAIN, IS_ALIGNED)
 
 
 @triton.jit(do_not_specialize=["num_rows", "page_stride"], do_not_specialize_on_alignment=["rows"])
@@ -137,13 +137,14 @@ def read_records(
         scales_at = find_scales(cache, page, offset, cache_row, page_stride, PIECE, SCALE_AT, SCALE_ROW)
         scale = load_scales(scales_at + 4 * number, is_there, IS_ALIGNED)
         code = tl.load(lanes_at + spread_lanes(lane, TILE_TOKENS, TILE_BYTES), mask=tl.where(is_there, is_lane, False), other=0)
-        store_parts(first, second, decode_fp8(code, FP8) * fp8_unit(FP8) * scale, lane, FIRST, SECOND, is_lane)
+        value = decode_fp8(code, FP8) * fp8_unit(FP8) * scale
+        store_parts(first, second, value, lane, FIRST, SECOND, 0, LANES, is_lane)
     else:
         PLAIN: tl.constexpr = FIRST + SECOND - LANES
         if PLAIN > 0:
             column = tl.arange(0, BLOCK_P)
             one = tl.arange(0, 1)
             there = tl.where(one == 0, is_there, False)
-            value = load_halves(lanes_at + PLAIN_AT + one, there, column, PLAIN, BLOCK_P, IS_ALIGNED)
-            value = tl.reshape(value, [BLOCK_P]).to(tl.float32)
-            store_parts(first, second, value, LANES + column, FIRST, SECOND, column < PLAIN)
+            plain = load_halves(lanes_at + PLAIN_AT + one, there, column, PLAIN, BLOCK_P, IS_ALIGNED)
+            plain = tl.reshape(plain, [BLOCK_P]).to(tl.float32)
+            store_parts(first, second, plain, LANES + column, FIRST, SECOND, LANES, FIRST + SECOND, column < PLAIN)

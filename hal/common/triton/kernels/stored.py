@@ -138,8 +138,19 @@ def load_parts(first, second, column, FIRST: tl.constexpr, SECOND: tl.constexpr,
 
 
 @triton.jit
-def store_parts(first, second, value, column, FIRST: tl.constexpr, SECOND: tl.constexpr, is_there):
-    """The other way round."""
-    tl.store(first + column, value, mask=is_there & (column < FIRST))
-    if SECOND > 0:
+def store_parts(
+    first,
+    second,
+    value,
+    column,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    BEGIN: tl.constexpr,
+    STOP: tl.constexpr,
+    is_there,
+):
+    """The other way round, for columns from BEGIN to before STOP."""
+    if BEGIN < FIRST:
+        tl.store(first + column, value, mask=is_there & (column < FIRST))
+    if SECOND > 0 and STOP > FIRST:
         tl.store(second + (column - FIRST), value, mask=is_there & (column >= FIRST) & (column < FIRST + SECOND))
