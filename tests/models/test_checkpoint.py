@@ -215,7 +215,8 @@ def test_what_does_not_fit_is_named_before_loading(change, field: str, name: str
     plan = plan_checkpoint(tmp_path)
     assert name in getattr(plan, field)
     assert not plan.is_complete
-    with pytest.raises(CheckpointError, match=name) as caught:
+    # A message shows no more of a name than fits on a line.
+    with pytest.raises(CheckpointError, match=name[:60]) as caught:
         load(tmp_path, device="cpu", progress=False)
     assert isinstance(caught.value, HalError)
 
