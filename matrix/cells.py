@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hal.common.backends.proof import weakest
 from hal.common.backends.registry import backends, platforms
 from hal.common.backends.select import select
+from hal.common.contract.backend import PHASES
 from hal.common.contract.device import Device
 from hal.common.contract.errors import NoBackend
 from hal.common.contract.parallel import Parallel
@@ -155,7 +156,7 @@ def _list_providers(selections: Sequence[Selection]) -> dict[str, tuple[str, ...
     for selection in selections:
         for key, provider in selection.providers.items():
             call = key.partition(".")[0]
-            both = {selection.providers.get(f"{call}.{phase}", provider) for phase in ("decode", "prefill")}
+            both = {selection.providers.get(f"{call}.{phase}", provider) for phase in PHASES}
             found.setdefault(provider, {})[call if len(both) == 1 else key] = None
     return {provider: tuple(calls) for provider, calls in found.items()}
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hal.common.backends.detection import find_device
+from hal.common.contract.backend import PHASES
 from hal.common.contract.limits import Limits
 from hal.common.contract.parallel import Parallel
 from hal.common.contract.plan import Plan
@@ -17,7 +18,7 @@ from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name
 from hal.config.runs import group_layers
 
-from .bench_timing import PHASES, KindTimes, Timing, Trial
+from .bench_timing import KindTimes, Timing, Trial
 from .console import InputError, check_backend_name, checked, make_console, print_json
 
 if TYPE_CHECKING:

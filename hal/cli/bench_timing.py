@@ -8,8 +8,6 @@ from pathlib import Path
 
 from hal.config import LayerShape, ModelShape
 
-PHASES = ("decode", "prefill")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:

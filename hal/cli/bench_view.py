@@ -10,9 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hal.common.contract.backend import PHASES
 from hal.config.runs import format_ids
 
-from .bench_timing import PHASES, Timing, Trial
+from .bench_timing import Timing, Trial
 from .words import say_layer, say_model
 
 

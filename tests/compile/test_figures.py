@@ -39,6 +39,9 @@ def test_every_fault_is_told() -> None:
 
 def test_kernel_without_products_may_spill() -> None:
     assert find_faults(replace(GOOD, spills=64, matrix=0, asked_matrix=0), SM_80) == ()
+
+
+def test_a_repair_may_spill_and_nothing_else_with_products() -> None:
     assert find_faults(replace(GOOD, spills=64), SM_80, is_repair=True) == ()
     assert find_faults(replace(GOOD, spills=64), SM_80) != ()
 

@@ -44,6 +44,7 @@ CALLS_BY_FAMILY: dict[str, tuple[str, ...]] = {
 CALLS = frozenset({call for calls in CALLS_BY_FAMILY.values() for call in calls} | {"apply_sink", "expand_pools"})
 ID_CALLS = frozenset({"select_topk", "expand_pools", "rows_from_topk"})
 """Calls whose results are whole numbers, through which no gradient would flow."""
+PHASES = ("decode", "prefill")
 PHASED_CALLS = frozenset({"paged_attention", "varlen_attention", "sparse_mla"})
 RESERVED = frozenset(
     {

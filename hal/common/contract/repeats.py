@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -11,7 +14,7 @@ def forget_repeats(ids: torch.Tensor) -> torch.Tensor:
 
     Nothing is read back from an accelerator. Sorting is what it costs, so those who know that no id repeats do not ask.
     """
-    if ids.is_cpu and not _has_repeats(ids.numpy()):
+    if ids.is_cpu and not has_repeats(ids.numpy()):
         return ids
     ordered, places = ids.sort(dim=1, stable=True)
     is_repeat = torch.zeros_like(ids, dtype=torch.bool)
@@ -19,7 +22,10 @@ def forget_repeats(ids: torch.Tensor) -> torch.Tensor:
     return ids.masked_fill(is_repeat, -1)
 
 
-def _has_repeats(ids: np.ndarray) -> bool:
+def has_repeats(ids: npt.NDArray[Any]) -> bool:
+    """Whether a number that is not negative occurs twice in any list [..., width]."""
     # Lists mostly have none, and numpy sorts twenty times as fast where their places need not be known.
-    ordered = np.sort(ids, axis=1)
-    return bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any())
+    ordered = ids.copy()
+    ordered.sort()
+    is_again = ordered[..., 1:] == ordered[..., :-1]
+    return bool(np.count_nonzero(is_again)) and bool((is_again & (ordered[..., 1:] >= 0)).any())

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hal.common.contract.backend import Backend
+from hal.common.contract.backend import PHASES, Backend
 from hal.common.contract.errors import BackendError
 
 if TYPE_CHECKING:
     import torch
-
-PHASES = ("decode", "prefill")
 
 
 class _CallTable(Backend):

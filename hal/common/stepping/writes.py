@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hal.common.contract.repeats import has_repeats
+
 from .block_ids import live_stops
 from .placement import begin_pages
 
@@ -35,7 +37,7 @@ def find_wrong_write(step: HostStep, placement: Placement, rules: TableRules) ->
             if held.size:
                 token = int(held[0] if firsts is None else firsts[held[0]])
                 return _describe_shared_write(placement, pages, token, rule.pool)
-        if len(written) > 1 and _has_repeats(written):
+        if len(written) > 1 and has_repeats(written):
             mistake = _describe_double_write(placement, pages, rules.tokens_per_page)
             if mistake is not None:
                 return mistake
@@ -74,7 +76,7 @@ def _find_wrong_slot(step: HostStep, rules: TableRules) -> str | None:
             if held.size:
                 page = int(given[held[0]]) // rules.block_size
                 return f"token {held[0]} has slot {given[held[0]]}, on page {page}, which is held {rule.pool.holders(page)} times"
-        pair = _find_repeat(given) if _has_repeats(given) else None
+        pair = _find_repeat(given) if has_repeats(given) else None
         if pair is not None:
             return f"tokens {pair[0]} and {pair[1]} both have slot {given[pair[0]]}; give each one of its own"
     return None
@@ -95,14 +97,6 @@ def find_repeated_pages(tables: Sequence[Ints], query_lens: Ints, seq_lens: Ints
                 first, again = begin + pair[0], begin + pair[1]
                 return f"request {request} has page {table[request, first]} in columns {first} and {again}; each needs its own"
     return None
-
-
-def _has_repeats(numbers: Ints) -> bool:
-    """Whether any number that is not negative occurs twice."""
-    ordered = numbers.copy()
-    ordered.sort()
-    is_again = ordered[1:] == ordered[:-1]
-    return bool(np.count_nonzero(is_again)) and bool((is_again & (ordered[1:] >= 0)).any())
 
 
 def _find_repeat(numbers: Ints) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from hal.common.backends.judging import find_page_size
-from hal.common.contract.backend import Backend
+from hal.common.contract.backend import PHASES, Backend
 from hal.common.contract.device import Device
 from hal.common.contract.errors import BackendError
 from hal.common.contract.reason import Reason, order_reasons, show
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hal.common.contract.call_values import KVCache
 
 
-_PHASES = ("decode", "prefill")
 # From the usual page size up to 32 times as large: pages of 256 are the largest that any recorded kernel asks for.
 _MAX_DOUBLINGS = 6
 
@@ -47,8 +46,8 @@ class VendorBackend(Backend):
             return ()
         size = find_page_size(cls, request)
         # Kernels that all serve both phases are judged once.
-        is_alike = all(len(kernel.phases) == len(_PHASES) for kernel in cls.kernels if kernel.call == call)
-        phases = ("",) if is_alike else _PHASES
+        is_alike = all(len(kernel.phases) == len(PHASES) for kernel in cls.kernels if kernel.call == call)
+        phases = ("",) if is_alike else PHASES
         by_phase = [explain_kernels(cls.kernels, call, phase, request, size) for phase in phases]
         if all(by_phase):
             return order_reasons(reason for reasons in by_phase for reason in reasons)

@@ -11,6 +11,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from importlib.resources import files
 from typing import Any
 
+from hal.common.contract.backend import PHASES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFacts:
@@ -34,7 +36,7 @@ class KernelFacts:
     dtypes: tuple[str, ...]
     families: tuple[str, ...]
     other_targets: tuple[str, ...] = ()
-    phases: tuple[str, ...] = ("decode", "prefill")
+    phases: tuple[str, ...] = PHASES
     minimum: str = ""
     below: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
