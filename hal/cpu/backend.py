@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hal.common.contract.backend import Backend
-from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.capabilities import SINK_CALLS, Capabilities
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,7 @@ class CPUBackend(Backend):
         deterministic=True,
         max_spec_tokens=64,
         masked_varlen=True,
+        inner_sinks=SINK_CALLS,
         arithmetic={"bfloat16": "float32", "float16": "float32"},
     )
 
@@ -78,9 +79,14 @@ class CPUBackend(Backend):
         causal: bool = True,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         mask = self._make_mask(causal, window, chunk)
-        return self._paged.attend_pages(q, cache, batch, mask, softmax_scale, softcap, need_lse, out)
+        if sink is None:
+            return self._paged.attend_pages(q, cache, batch, mask, softmax_scale, softcap, need_lse, out)
+        self._merge.check_inner_sink(q, sink, out)
+        state = self._paged.attend_pages(q, cache, batch, mask, softmax_scale, softcap, True, out)
+        return self._merge.add_sink(state, sink, need_lse)
 
     def varlen_attention(
         self,
@@ -150,8 +156,13 @@ class CPUBackend(Backend):
         softmax_scale: float,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self._sparse.attend_rows(q, segments, kv_lora_rank, softmax_scale, need_lse, out)
+        if sink is None:
+            return self._sparse.attend_rows(q, segments, kv_lora_rank, softmax_scale, need_lse, out)
+        self._merge.check_inner_sink(q, sink, out)
+        state = self._sparse.attend_rows(q, segments, kv_lora_rank, softmax_scale, True, out)
+        return self._merge.add_sink(state, sink, need_lse)
 
     def merge_states(
         self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor

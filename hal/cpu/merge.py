@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from hal.common.contract.dense import refuse_shared
 from hal.common.contract.errors import LayoutError
 
 from .checks import check_floats
+
+State = tuple[torch.Tensor, torch.Tensor | None]
 
 # Elements merged at once, so that the intermediate results stay in cache.
 _PIECE_ELEMENTS = 1 << 16
@@ -54,13 +57,34 @@ def _merge(
 def apply_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     """out scaled by the share of the denominator that is not the sink's; an empty row gives 0, whatever the sink and out are."""
     _check_states(out, lse)
-    check_floats("sink", sink, 1)
-    if sink.shape[0] != lse.shape[1]:
-        raise LayoutError(f"sink has {sink.shape[0]} entries; the results have {lse.shape[1]} heads")
+    check_sink(sink, lse.shape[1])
     share = torch.sigmoid(lse - sink.to(lse.dtype)).unsqueeze(-1)
     # False for NaN, too. Without any key, a sink of -inf would leave a denominator of 0.
     has_keys = (lse > float("-inf")).unsqueeze(-1)
     return torch.where(has_keys, out * share, 0).to(out.dtype)
+
+
+def add_sink(state: tuple[torch.Tensor, torch.Tensor | None], sink: torch.Tensor | None, need_lse: bool) -> State:
+    """A call's out, with its sink where there is one, in place, and its lse, which leaves the sink out, where it is needed."""
+    out, lse = state
+    if sink is None or lse is None:
+        return state
+    out.copy_(apply_sink(out, lse, sink))
+    return out, lse if need_lse else None
+
+
+def check_inner_sink(q: torch.Tensor, sink: torch.Tensor, out: torch.Tensor | None) -> None:
+    """Raise LayoutError unless this holds: floats for each of the queries' heads, in other memory than out."""
+    check_floats("q", q, 3)
+    check_sink(sink, q.shape[1])
+    refuse_shared(out, sink=sink)
+
+
+def check_sink(sink: torch.Tensor, heads: int) -> None:
+    """Raise LayoutError unless this holds: floats [heads]."""
+    check_floats("sink", sink, 1)
+    if sink.shape[0] != heads:
+        raise LayoutError(f"sink has {sink.shape[0]} entries; the results have {heads} heads")
 
 
 def _check_states(out: torch.Tensor, lse: torch.Tensor) -> None:

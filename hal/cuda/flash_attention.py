@@ -55,7 +55,9 @@ class FlashAttention(VendorBackend, CUDATriton):
         causal: bool = True,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.contract.call_values import refuse_sink
         from hal.common.contract.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
@@ -70,6 +72,7 @@ class FlashAttention(VendorBackend, CUDATriton):
         from .flash_attention_calls import build_call, returned_lse
         from .flash_attention_inputs import page_inputs
 
+        refuse_sink(sink, f"{self.name}.paged_attention")
         width = check_paged(q, cache, batch, out)
         if chunk is not None:
             raise BackendError(f"{self.name} attends to no chunks (chunk is {chunk}); selection gives such layers to another")
@@ -172,13 +175,16 @@ class FlashAttention(VendorBackend, CUDATriton):
         softmax_scale: float,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.contract.call_values import refuse_sink
         from hal.common.vendor.segments import merge_segments
         from hal.common.vendor.tensors import aligned_rows, check_cache
 
         from .flash_attention_calls import build_call, build_gather_call, returned_lse
         from .flash_attention_inputs import gather_inputs, row_inputs
 
+        refuse_sink(sink, f"{self.name}.sparse_mla")
         kernel = self.choose_kernel("sparse_mla", "sparse_mla")
         is_gather = bool(kernel.head_counts)
         q = aligned_rows(q)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -11,6 +13,7 @@ from hal.common.backends.registry import backends, find_backend, platforms
 from hal.common.contract.backend import Backend, required_calls
 from hal.common.contract.device import Device
 from hal.common.contract.errors import BackendError
+from hal.common.contract.sinks import take_sinks
 
 
 @cache
@@ -27,6 +30,13 @@ def find_calls(backend: str | None, device: torch.device) -> Backend:
     if cls.capabilities is None:
         raise BackendError(f"the calls of {backend} are not written yet")
     return cls(_find_device(device, cls))
+
+
+@cache
+def find_sinking(backend: str | None, device: torch.device, call: str) -> Callable[..., Any]:
+    """One of find_calls' calls, which takes a sink whether or not its backend applies it inside."""
+    calls = find_calls(backend, device)
+    return take_sinks(calls, call, calls.apply_sink)
 
 
 def _find_device(device: torch.device, cls: type[Backend] | None) -> Device:

@@ -53,6 +53,12 @@ def given(**tensors: torch.Tensor | None) -> tuple[Operand, ...]:
     return tuple((name, tensor, None, None) for name, tensor in tensors.items() if tensor is not None)
 
 
+def sink_operands(q: torch.Tensor, sink: torch.Tensor | None) -> tuple[Operand, ...]:
+    """A sink where there is one, a float for each of the queries' heads."""
+    heads = q.shape[1] if q.dim() == len(CUBE) else ANY
+    return () if sink is None else (("sink", sink, FLOATS, (heads,)),)
+
+
 def check_counts(call: str, least: int, **counts: int) -> None:
     """Raise LayoutError for a number below the least it may be."""
     for name, count in counts.items():

@@ -9,8 +9,8 @@ from hal.common.contract.call_values import KVCache, PagedBatch
 from .attending import Attended, define_attending
 from .batch_form import BATCH, batch_operands, flatten_batch, read_batch
 from .cache_form import CACHE, read_cache, value_width
-from .calls import find_calls
-from .operands import CUBE, FLOATS, check_masking, check_operands, given, leading
+from .calls import find_sinking
+from .operands import CUBE, FLOATS, check_masking, check_operands, given, leading, sink_operands
 from .registration import refuse_gradients
 
 
@@ -26,6 +26,7 @@ def paged_attention(
     causal: bool = True,
     need_lse: bool = False,
     out: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, v_head_dim] and lse [tokens, heads] or None, as Backend.paged_attention, by the operator."""
@@ -41,6 +42,7 @@ def paged_attention(
         chunk,
         softcap,
         causal,
+        sink,
         backend,
     )
     return _OPERATORS.attend(arguments, need_lse, out)
@@ -64,12 +66,16 @@ def _check(
     window: int | None,
     chunk: int | None,
     softcap: float | None,
+    causal: bool,
+    sink: torch.Tensor | None,
     *rest: object,
 ) -> None:
     batch = batch_operands(leading(q), query_start_loc, seq_lens, block_table, key_starts, key_stops)
-    check_operands("paged_attention", ("q", q, FLOATS, CUBE), *given(storage=storage, scale=scale), *batch)
+    check_operands(
+        "paged_attention", ("q", q, FLOATS, CUBE), *given(storage=storage, scale=scale), *batch, *sink_operands(q, sink)
+    )
     check_masking("paged_attention", window, chunk, softcap)
-    refuse_gradients(q, storage, scale)
+    refuse_gradients(q, storage, scale, sink)
 
 
 def _run(
@@ -91,12 +97,13 @@ def _run(
     chunk: int | None,
     softcap: float | None,
     causal: bool,
+    sink: torch.Tensor | None,
     backend: str | None,
     *,
     need_lse: bool,
     out: torch.Tensor | None,
 ) -> Attended:
-    return find_calls(backend, q.device).paged_attention(
+    attended: Attended = find_sinking(backend, q.device, "paged_attention")(
         q,
         read_cache(storage, scale, layout, block_size),
         read_batch(query_start_loc, seq_lens, block_table, max_query_len, max_seq_len, num_decodes, key_starts, key_stops),
@@ -107,7 +114,9 @@ def _run(
         causal=causal,
         need_lse=need_lse,
         out=out,
+        sink=sink,
     )
+    return attended
 
 
 def _value_width(q: torch.Tensor, storage: torch.Tensor, scale: torch.Tensor | None, layout: str, *rest: object) -> int:
@@ -116,7 +125,8 @@ def _value_width(q: torch.Tensor, storage: torch.Tensor, scale: torch.Tensor | N
 
 _OPERATORS = define_attending(
     "paged_attention",
-    f"Tensor q, {CACHE}, {BATCH}, float softmax_scale, SymInt? window, SymInt? chunk, float? softcap, bool causal, str? backend",
+    f"Tensor q, {CACHE}, {BATCH}, float softmax_scale, SymInt? window, "
+    "SymInt? chunk, float? softcap, bool causal, Tensor? sink, str? backend",
     _check,
     _run,
     _value_width,

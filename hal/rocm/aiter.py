@@ -49,7 +49,9 @@ class Aiter(VendorBackend, ROCmTriton):
         causal: bool = True,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.contract.call_values import refuse_sink
         from hal.common.contract.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
@@ -65,6 +67,7 @@ class Aiter(VendorBackend, ROCmTriton):
 
         from .aiter_calls import build_unified_call
 
+        refuse_sink(sink, f"{self.name}.paged_attention")
         width = check_paged(q, cache, batch, out)
         if need_lse or (window, chunk) != (None, None) or not causal or cache.layout.name != "kv":
             raise BackendError(
@@ -108,12 +111,15 @@ class Aiter(VendorBackend, ROCmTriton):
         softmax_scale: float,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.contract.call_values import refuse_sink
         from hal.common.vendor.segments import merge_segments
         from hal.common.vendor.tensors import pad_to, rows_to_csr
 
         from .aiter_calls import build_mla_call
 
+        refuse_sink(sink, f"{self.name}.sparse_mla")
         kernel = self.choose_kernel("sparse_mla", "sparse_mla")
         heads = kernel.padded_heads(q.shape[1])
 

@@ -8,7 +8,7 @@ import torch
 
 from hal.common.contract.backend import Backend
 from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
-from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.capabilities import SINK_CALLS, Capabilities
 from hal.common.contract.compressor import Compressor
 from hal.common.contract.parallel import Parallel
 
@@ -43,6 +43,7 @@ class ReferenceBackend(Backend):
         lse=True,
         deterministic=True,
         masked_varlen=True,
+        inner_sinks=SINK_CALLS,
     )
 
     def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
@@ -65,6 +66,7 @@ class ReferenceBackend(Backend):
         causal: bool = True,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> Attended:
         state = reference.paged_attention(
             q,
@@ -76,7 +78,7 @@ class ReferenceBackend(Backend):
             softcap=softcap,
             causal=causal,
         )
-        return _deliver(state, q.dtype, need_lse, out)
+        return _deliver(state, q.dtype, need_lse, out, sink)
 
     def varlen_attention(
         self,
@@ -167,9 +169,10 @@ class ReferenceBackend(Backend):
         softmax_scale: float,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> Attended:
         state = reference.sparse_mla(q, segments, kv_lora_rank=kv_lora_rank, softmax_scale=softmax_scale)
-        return _deliver(state, q.dtype, need_lse, out)
+        return _deliver(state, q.dtype, need_lse, out, sink)
 
     def merge_states(
         self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
@@ -199,6 +202,13 @@ class ReferenceBackend(Backend):
         )
 
 
-def _deliver(state: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype, need_lse: bool, out: torch.Tensor | None) -> Attended:
-    result = state[0].to(dtype)
+def _deliver(
+    state: tuple[torch.Tensor, torch.Tensor],
+    dtype: torch.dtype,
+    need_lse: bool,
+    out: torch.Tensor | None,
+    sink: torch.Tensor | None = None,
+) -> Attended:
+    result = state[0] if sink is None else reference.apply_sink(*state, sink)
+    result = result.to(dtype)
     return (result if out is None else out.copy_(result)), (state[1].float() if need_lse else None)

@@ -51,9 +51,11 @@ class IPEX(VendorBackend, XPUTriton):
         causal: bool = True,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         import torch
 
+        from hal.common.contract.call_values import refuse_sink
         from hal.common.contract.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
@@ -68,6 +70,7 @@ class IPEX(VendorBackend, XPUTriton):
 
         from .ipex_calls import build_decode_call, build_prefill_call
 
+        refuse_sink(sink, f"{self.name}.paged_attention")
         width = check_paged(q, cache, batch, out)
         if need_lse or not causal or cache.layout.name != "kv" or (window, chunk, softcap) != (None, None, None):
             raise BackendError(

@@ -52,7 +52,9 @@ class VLLMKernels(VendorBackend, XPUTriton):
         causal: bool = True,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from hal.common.contract.call_values import refuse_sink
         from hal.common.contract.dense import dense_batch
         from hal.common.vendor.pages import require_pages
         from hal.common.vendor.tensors import (
@@ -67,6 +69,7 @@ class VLLMKernels(VendorBackend, XPUTriton):
 
         from .vllm_kernels_calls import build_call, returned_lse
 
+        refuse_sink(sink, f"{self.name}.paged_attention")
         width = check_paged(q, cache, batch, out)
         if chunk is not None or softcap is not None:
             raise BackendError(

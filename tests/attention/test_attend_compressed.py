@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,17 +170,22 @@ def cut_compressor(compressor: hal.Compressor | None, span: slice) -> hal.Compre
     return hal.Compressor(**fields, **weights)
 
 
+def attend_wrongly(attend: Any, times: int, *given: Any, sink: torch.Tensor | None, out: Any = None, **options: Any) -> Any:
+    """A call that applies its sink so many times."""
+    result, lse = attend(*given, **options, need_lse=True)
+    if sink is not None:
+        result = result * torch.sigmoid(lse - sink)[..., None] ** times
+    return result if out is None else out.copy_(result), None
+
+
 def test_dropping_the_sink_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle of this file must fail where a backend leaves the sink out, or applies it once per segment."""
     engine = make_engine()
     run.run_step(engine, ((0, 20),))
     for times in (0, 2):
-
-        def apply(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor, times: int = times) -> torch.Tensor:
-            return out * torch.sigmoid(lse - sink)[..., None] ** times
-
         for kernels in engine.attention._kernels.values():
-            monkeypatch.setattr(kernels.calls, "apply_sink", apply)
+            for phase in kernels.phases.values():
+                monkeypatch.setattr(phase, "sparse_mla", partial(attend_wrongly, hal.kernels("cpu").sparse_mla, times))
         with pytest.raises(AssertionError):
             run.run_step(engine, ((0, 1),))
 

@@ -147,10 +147,12 @@ class Backend:
         causal: bool = True,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """out [tokens, heads, v_head_dim] and lse fp32 [tokens, heads] or None, over a paged cache.
 
-        On a `latent` cache there is one KV head: the key is the whole row, the value its first part.
+        On a `latent` cache there is one KV head: the key is the whole row, the value its first part. sink [heads]: joins each
+        denominator, as apply_sink does it, while lse leaves it out; only with inner_sinks.
         """
         raise NotImplementedError
 
@@ -242,8 +244,12 @@ class Backend:
         softmax_scale: float,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """out [tokens, heads, kv_lora_rank] and lse; q [tokens, heads, lora + rope]; all segments under one softmax."""
+        """out [tokens, heads, kv_lora_rank] and lse; q [tokens, heads, lora + rope]; all segments under one softmax.
+
+        sink: as in paged_attention.
+        """
         raise NotImplementedError
 
     def merge_states(

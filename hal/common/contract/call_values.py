@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from .compressor import Compressor
 
-__all__ = ["IndexInputs", "IndexerChunk", "KVCache", "PagedBatch", "Segment", "refuse_key_ranges"]
+__all__ = ["IndexInputs", "IndexerChunk", "KVCache", "PagedBatch", "Segment", "refuse_key_ranges", "refuse_sink"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,12 @@ def refuse_key_ranges(batch: PagedBatch, call: str) -> None:
     """Raise BackendError where a batch has key ranges: for calls that would take no notice of them."""
     if batch.key_starts is not None or batch.key_stops is not None:
         raise BackendError(f"{call} takes no key ranges here (key_ranges is not declared); their queries would see other keys")
+
+
+def refuse_sink(sink: torch.Tensor | None, call: str) -> None:
+    """Raise BackendError for a sink: for calls that would take no notice of it."""
+    if sink is not None:
+        raise BackendError(f"{call} takes no sink here (inner_sinks does not name it); give its result and lse to apply_sink")
 
 
 class Segment(NamedTuple):

@@ -12,8 +12,10 @@ Graphs = Literal["never", "uniform_single", "uniform_batch", "always"]
 GRAPH_LEVELS: tuple[Graphs, ...] = ("never", "uniform_single", "uniform_batch", "always")
 
 _COUNTS = {"default_block_size": 1, "block_size_multiple": 1, "topk_multiple": 1, "max_index_pool": 1, "max_spec_tokens": 0}
+SINK_CALLS = frozenset({"paged_attention", "sparse_mla"})
+"""The calls that may apply a sink themselves."""
 _COLLECTIONS = {
-    **dict.fromkeys(("families", "archs", "head_dims", "v_head_dims", "position_biases"), Set),
+    **dict.fromkeys(("families", "archs", "head_dims", "v_head_dims", "position_biases", "inner_sinks"), Set),
     **dict.fromkeys(("dtypes", "index_layouts"), tuple),
     **dict.fromkeys(("kv_layouts", "rank", "arithmetic"), Mapping),
 }
@@ -27,7 +29,9 @@ class Capabilities:
     block_size_multiple: page sizes are multiples of it. rank: a lower one is chosen first on an arch, "*" for the rest.
     dcp: rows_from_topk keeps to a DCP rank's share. key_ranges: paged_attention and index_scores honour a PagedBatch's
     key_starts and key_stops. More than one DCP rank needs both.
-    masked_varlen: varlen_attention takes `selected`. arithmetic: the type it computes in, where wider than the request's.
+    masked_varlen: varlen_attention takes `selected`. inner_sinks: which of paged_attention and sparse_mla take `sink`, for
+    results that nothing is merged with; what the others give goes through apply_sink.
+    arithmetic: the type it computes in, where wider than the request's.
     compiled_launches: launches compile, so warm_up has a list.
     """
 
@@ -57,6 +61,7 @@ class Capabilities:
     graphs: Graphs = "never"
     max_spec_tokens: int = 0
     masked_varlen: bool = False
+    inner_sinks: frozenset[str] = frozenset()
     arithmetic: Mapping[str, str] = field(default_factory=dict)
     compiled_launches: bool = False
 
@@ -79,6 +84,10 @@ def find_faults(declared: object) -> list[str]:
             faults.append(f"{name} is {value!r}, expected a whole number" + (f" of at least {least}" if name in _COUNTS else ""))
     if declared.graphs not in GRAPH_LEVELS:
         faults.append(f"graphs is {declared.graphs!r}, expected one of {', '.join(GRAPH_LEVELS)}")
+    faults += [
+        f"{call} takes no sink, expected among {', '.join(sorted(SINK_CALLS))}"
+        for call in sorted(declared.inner_sinks - SINK_CALLS)
+    ]
     for family, names in declared.kv_layouts.items():
         known = KIND_LAYOUTS.get("mla" if family == "sparse_mla" else family, ())
         faults += [

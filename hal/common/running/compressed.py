@@ -17,7 +17,7 @@ from hal.common.contract.tensor_checks import Expected
 from hal.config import LayerShape
 
 from .choice import TopkState
-from .layer_kernels import LayerKernels, require_lse
+from .layer_kernels import LayerKernels
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 
@@ -117,19 +117,17 @@ def attend_compressed(
     """Write out [tokens, heads, head_dim] of q, all in the engine's order; the sink joins each denominator once."""
     order = metadata.token_order
     queries = q if order is None else q.index_select(0, order)
-    is_direct = order is None and sink is None and has_dense_rows(out)
+    is_direct = order is None and has_dense_rows(out)
     for phase in metadata.phases:
         target = out[phase.tokens] if is_direct else None
-        result, lse = call.kernels.phases[phase.name].sparse_mla(
+        result, _ = call.kernels.phases[phase.name].sparse_mla(
             queries[phase.tokens],
             rows.find(call, phase, metadata),
             kv_lora_rank=call.layer.head_dim,
             softmax_scale=call.layer.softmax_scale,
-            need_lse=sink is not None,
             out=target,
+            sink=sink,
         )
-        if sink is not None:
-            result = call.kernels.calls.apply_sink(result, require_lse(lse), sink)
         if order is not None:
             out.index_copy_(0, order[phase.tokens], result)
         elif not is_direct:

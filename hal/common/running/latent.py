@@ -125,7 +125,8 @@ class _Call:
         q = torch.cat([latent_q, q_rope.to(latent_q.dtype)], dim=-1)
         if self.ranks is not None:
             q = self.ranks.gather_queries(q)
-        need_lse = self.sink is not None or self.ranks is not None
+        # What ranks have apart is merged first.
+        need_lse, sink = (False, self.sink) if self.ranks is None else (True, None)
         scale = self.layer.softmax_scale
         if self.choice is None:
             result, lse = self.kernels.phases[phase.name].paged_attention(
@@ -138,6 +139,7 @@ class _Call:
                 softcap=self.layer.softcap,
                 causal=self.layer.causal,
                 need_lse=need_lse,
+                sink=sink,
             )
         else:
             rows, valid = self.choice.rows(self.layer, self.kernels, self.cache, self.group, phase, self.parallel)
@@ -147,11 +149,12 @@ class _Call:
                 kv_lora_rank=mla.kv_lora_rank,
                 softmax_scale=scale,
                 need_lse=need_lse,
+                sink=sink,
             )
         if self.ranks is not None:
             result, lse = self.ranks.merge_states(self.kernels.calls, result, require_lse(lse))
-        if self.sink is not None:
-            result = self.kernels.calls.apply_sink(result, require_lse(lse), self.sink)
+            if self.sink is not None:
+                result = self.kernels.calls.apply_sink(result, lse, self.sink)
         out[tokens] = result if self.weights is None else _project(result, self.weights.w_uv.transpose(1, 2))
 
     def _attend_decompressed(

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from hal.common.contract.backend import PHASES, Backend
-from hal.common.contract.errors import BackendError
+from hal.common.contract.sinks import require_lse, take_sinks
 
-if TYPE_CHECKING:
-    import torch
+__all__ = ["LayerKernels", "require_lse"]
 
 
 class _CallTable(Backend):
-    """Calls of several backends under their names; one that nobody provides is not implemented."""
+    """Calls of several backends under their names; one that nobody provides is not implemented.
 
-    def __init__(self, providers: Mapping[str, Backend]) -> None:
+    sinks: whose apply_sink is used where a call's own backend does not take its sink.
+    """
+
+    def __init__(self, providers: Mapping[str, Backend], sinks: Backend | None = None) -> None:
         for call, backend in providers.items():
-            setattr(self, call, getattr(backend, call))
+            setattr(self, call, take_sinks(backend, call, (sinks or self).apply_sink))
 
 
 class LayerKernels:
@@ -28,7 +29,8 @@ class LayerKernels:
         common = {key[0]: backend for key, backend in split.items() if len(key) == 1}
         self.calls: Backend = _CallTable(common)
         self.phases: Mapping[str, Backend] = {
-            phase: _CallTable({key[0]: backend for key, backend in split.items() if key[1:] == (phase,)}) for phase in PHASES
+            phase: _CallTable({key[0]: backend for key, backend in split.items() if key[1:] == (phase,)}, self.calls)
+            for phase in PHASES
         }
         self._common = frozenset(common)
         self._ranged = frozenset(
@@ -42,10 +44,3 @@ class LayerKernels:
     def reads_key_ranges(self, call: str) -> bool:
         """Whether the provider of a call honours the key ranges of a PagedBatch."""
         return call in self._ranged
-
-
-def require_lse(lse: torch.Tensor | None) -> torch.Tensor:
-    """The LSE that a call was asked for; BackendError where its kernel gave none."""
-    if lse is None:
-        raise BackendError("a kernel was asked for the LSE of its results and gave none; results cannot be merged without it")
-    return lse

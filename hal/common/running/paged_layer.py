@@ -13,7 +13,7 @@ from hal.common.contract.step import StepMetadata
 from hal.common.contract.tensor_checks import Expected
 from hal.config import LayerShape
 
-from .layer_kernels import LayerKernels, require_lse
+from .layer_kernels import LayerKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +78,14 @@ class PagedLayer:
         """Write out [tokens, heads, v_head_dim] of q, both in the engine's order, over what the cache holds."""
         layer, order = self.layer, metadata.token_order
         queries = q if order is None else q.index_select(0, order)
-        is_direct = order is None and sink is None and has_dense_rows(out)
+        is_direct = order is None and has_dense_rows(out)
         for phase in metadata.phases:
             tokens = phase.tokens
             is_whole = tokens.stop - tokens.start == queries.shape[0]
             target = None
             if is_direct:
                 target = out if is_whole else out[tokens]
-            result, lse = self.kernels.phases[phase.name].paged_attention(
+            result, _ = self.kernels.phases[phase.name].paged_attention(
                 queries if is_whole else queries[tokens],
                 self.cache,
                 phase.batches[self.group],
@@ -94,11 +94,9 @@ class PagedLayer:
                 chunk=layer.chunk,
                 softcap=layer.softcap,
                 causal=layer.causal,
-                need_lse=layer.sink,
                 out=target,
+                sink=sink,
             )
-            if sink is not None:
-                result = self.kernels.calls.apply_sink(result, require_lse(lse), sink)
             if order is not None:
                 out.index_copy_(0, order[tokens], result)
             elif not is_direct:

@@ -12,7 +12,7 @@ from hal.common.contract.errors import BatchError, InputError
 from .checks import check_keys, check_query, count_parts, plain_name, prepare_results, require_tile
 from .launch import Launch
 from .merge import join_launch
-from .operands import NO_RANGES, Ranges, key_ranges
+from .operands import NO_RANGES, Ranges, key_ranges, read_sink
 from .stored import AS_THEY_ARE, LATENTS, Stored, store_of
 from .tiles import Machine, Tile, Widths, latent_widths, split_width
 
@@ -83,10 +83,14 @@ class Queries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Where a kernel writes: out [parts, tokens, heads, value] and lse [parts, tokens, heads] or None."""
+    """Where a kernel writes: out [parts, tokens, heads, value] and lse [parts, tokens, heads] or None.
+
+    sink: fp32 [heads] that the results of one part are to have in their denominators, or None.
+    """
 
     out: Any
     lse: Any
+    sink: Any = None
 
 
 def paged_keys(stored: Stored, value_rows: Any, batch: Any, ranges: Ranges = NO_RANGES) -> Keys:
@@ -177,6 +181,7 @@ def attend_launch(
             "k_lens": keys.lengths,
             **keys.ranges.tables(queries.start_loc),
             "scales": queries.start_loc if scales is None else scales,
+            "sink": queries.start_loc if results.sink is None else results.sink,
             "lse": queries.start_loc if lse is None else lse,
         },
         strides={
@@ -219,6 +224,7 @@ def attend_launch(
             "HAS_CHUNK": mask.chunk is not None,
             "HAS_SOFTCAP": mask.softcap is not None,
             "HAS_LSE": lse is not None,
+            "HAS_SINK": results.sink is not None,
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "BLOCK_C": tile.block_c,
@@ -244,8 +250,9 @@ def attend_pages(
     softmax_scale: float,
     need_lse: bool,
     out: torch.Tensor | None,
+    sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """out [tokens, heads, value] and lse of every query over its request's pages."""
+    """out [tokens, heads, value] and lse of every query over its request's pages, the sink in out alone."""
     check_query(q, cache)
     ranges = key_ranges(batch, q.shape[0])
     if ranges.number:
@@ -258,7 +265,8 @@ def attend_pages(
         q=dense_rows(q), start_loc=batch.query_start_loc, num_requests=batch.seq_lens.shape[0], max_len=batch.max_query_len
     )
     refuse_shared(out, q=q)
-    return _attend(machine, run, queries, keys, mask, softmax_scale, need_lse, out)
+    sink = read_sink(sink, q.shape[1], out)
+    return _attend(machine, run, queries, keys, mask, softmax_scale, need_lse, out, sink)
 
 
 def attend_varlen(
@@ -299,6 +307,7 @@ def _attend(
     softmax_scale: float,
     need_lse: bool,
     out: torch.Tensor | None,
+    sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     import torch
 
@@ -310,7 +319,7 @@ def _attend(
     tile = require_tile(machine, keys.call, keys.widths, plain_name(q), rows)
     parts = plan_parts(machine, tile, queries, keys, mask)
     if parts == 1:
-        results = Results(out=out[None], lse=None if lse is None else lse[None])
+        results = Results(out=out[None], lse=None if lse is None else lse[None], sink=sink)
         for repairs in attend_passes(tile, queries, keys, mask):
             run(attend_launch(tile, queries, keys, mask, softmax_scale, results, repairs))
         return out, lse
@@ -318,7 +327,7 @@ def _attend(
     partial_lse = q.new_empty((parts, *out.shape[:2]), dtype=torch.float32)
     for repairs in attend_passes(tile, queries, keys, mask):
         run(attend_launch(tile, queries, keys, mask, softmax_scale, Results(out=partial, lse=partial_lse), repairs))
-    run(join_launch(partial, partial_lse, out, lse))
+    run(join_launch(partial, partial_lse, out, lse, sink))
     return out, lse
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hal.common.contract.backend import Backend
-from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.capabilities import SINK_CALLS, Capabilities
 
 from .launch import Launcher
 from .stored import LATENTS
@@ -43,6 +43,7 @@ PORTABLE = Capabilities(
     lse=True,
     deterministic=True,
     max_spec_tokens=64,
+    inner_sinks=SINK_CALLS,
     compiled_launches=True,
 )
 
@@ -119,11 +120,12 @@ class TritonBackend(Backend):
         causal: bool = True,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         from .attend import Mask, attend_pages
 
         mask = Mask(causal=causal, window=window, chunk=chunk, softcap=softcap)
-        return attend_pages(self.machine, self.launcher.run, q, cache, batch, mask, softmax_scale, need_lse, out)
+        return attend_pages(self.machine, self.launcher.run, q, cache, batch, mask, softmax_scale, need_lse, out, sink)
 
     def varlen_attention(
         self,
@@ -210,10 +212,11 @@ class TritonBackend(Backend):
         softmax_scale: float,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         from .sparse import attend_rows
 
-        return attend_rows(self.machine, self.launcher.run, q, segments, kv_lora_rank, softmax_scale, need_lse, out)
+        return attend_rows(self.machine, self.launcher.run, q, segments, kv_lora_rank, softmax_scale, need_lse, out, sink)
 
     def merge_states(
         self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor

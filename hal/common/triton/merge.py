@@ -9,7 +9,7 @@ from hal.common.contract.dense import dense_rows
 from hal.common.contract.errors import LayoutError
 
 from .launch import Launch
-from .operands import check_floats, check_state
+from .operands import check_state, dense_sink
 
 if TYPE_CHECKING:
     import torch
@@ -17,14 +17,21 @@ if TYPE_CHECKING:
 _ELEMENTS = 2048
 
 
-def join_launch(parts: Any, parts_lse: Any, out: Any, lse: Any) -> Launch:
-    """parts fp32 [parts, tokens, heads, width] and their lse [parts, tokens, heads], joined into out and lse (or None)."""
+def join_launch(parts: Any, parts_lse: Any, out: Any, lse: Any, sink: Any = None) -> Launch:
+    """parts fp32 [parts, tokens, heads, width] and their lse [parts, tokens, heads], joined into out and lse (or None).
+
+    sink: fp32 [heads] that out is to have in its denominators, or None.
+    """
     num_parts, tokens, heads, width = parts.shape
     return Launch(
         kernel="merge:join_parts",
         grid=(tokens * heads,),
         tensors={"parts": parts, "out": out},
-        tables={"lse": parts_lse, "out_lse": parts_lse if lse is None else lse},
+        tables={
+            "lse": parts_lse,
+            "sink": parts_lse if sink is None else sink,
+            "out_lse": parts_lse if lse is None else lse,
+        },
         strides={
             "part_token": parts.stride(1),
             "part_head": parts.stride(2),
@@ -34,7 +41,7 @@ def join_launch(parts: Any, parts_lse: Any, out: Any, lse: Any) -> Launch:
             "out_lse_token": heads if lse is None else lse.stride(0),
         },
         numbers={"part_part": parts.stride(0), "lse_part": parts_lse.stride(0), "num_parts": num_parts, "num_heads": heads},
-        constants={"WIDTH": width, "HAS_LSE": lse is not None, "BLOCK": _columns(width)},
+        constants={"WIDTH": width, "HAS_LSE": lse is not None, "HAS_SINK": sink is not None, "BLOCK": _columns(width)},
         num_warps=4,
     )
 
@@ -102,13 +109,10 @@ def merge_states(
 def apply_sink(run: Callable[[Launch], None], out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     """out with its sink, in a new tensor; an empty row stays 0."""
     check_state(out, lse)
-    check_floats("sink", sink, 1)
-    if sink.shape[0] != lse.shape[1]:
-        raise LayoutError(f"sink has {sink.shape[0]} entries; the results have {lse.shape[1]} heads")
+    sink = dense_sink(sink, lse.shape[1])
     out = dense_rows(out)
     result = out.new_empty(out.shape)
-    # An engine may keep sinks in any float type; a launch has one.
-    run(sink_launch(out, lse, sink.float().contiguous(), result))
+    run(sink_launch(out, lse, sink, result))
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hal.common.contract.dense import dense_numbers
+from hal.common.contract.dense import dense_numbers, refuse_shared
 from hal.common.contract.errors import BatchError, LayoutError
 
 if TYPE_CHECKING:
@@ -46,6 +46,22 @@ def check_floats(name: str, tensor: torch.Tensor | None, dims: int) -> None:
         raise LayoutError(f"{name} is None; expected floats of {dims} dimensions")
     if tensor.dim() != dims or not tensor.is_floating_point():
         raise LayoutError(f"{name} is {tensor.dtype} {list(tensor.shape)}; expected floats of {dims} dimensions")
+
+
+def read_sink(sink: torch.Tensor | None, heads: int, out: torch.Tensor | None) -> torch.Tensor | None:
+    """dense_sink of a call's sink where it has one; LayoutError where it lies in the memory of out, too."""
+    if sink is None:
+        return None
+    refuse_shared(out, sink=sink)
+    return dense_sink(sink, heads)
+
+
+def dense_sink(sink: torch.Tensor, heads: int) -> torch.Tensor:
+    """A sink as kernels read it, dense fp32 [heads], in whatever float type an engine keeps it; LayoutError for another shape."""
+    check_floats("sink", sink, 1)
+    if sink.shape[0] != heads:
+        raise LayoutError(f"sink has {sink.shape[0]} entries; the results have {heads} heads")
+    return sink.float().contiguous()
 
 
 def check_slots(slots: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ from .attend import Results
 from .checks import check_segments, count_parts, plain_name, prepare_results, require_tile
 from .launch import Launch
 from .merge import join_launch
+from .operands import read_sink
 from .stored import Stored, store_of
 from .tiles import Machine, Tile, Widths, most_at_once
 
@@ -49,6 +50,7 @@ def sparse_launch(
         tables={
             "valid": valid,
             "scales": valid if stored.scales is None else stored.scales,
+            "sink": valid if results.sink is None else results.sink,
             "lse": valid if lse is None else lse,
         },
         strides={
@@ -73,6 +75,7 @@ def sparse_launch(
             "MAIN": widths.main,
             "REST": widths.rest,
             "HAS_LSE": lse is not None,
+            "HAS_SINK": results.sink is not None,
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "BLOCK_C": tile.block_c,
@@ -94,14 +97,19 @@ def attend_rows(
     softmax_scale: float,
     need_lse: bool,
     out: torch.Tensor | None,
+    sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """out [tokens, heads, lora] and lse of q [tokens, heads, lora + rope] over each token's rows in all lists."""
+    """out [tokens, heads, lora] and lse of q [tokens, heads, lora + rope] over each token's rows in all lists.
+
+    The sink is in out alone.
+    """
     import torch
 
     segments = tuple(segments)
     check_segments(q, segments, kv_lora_rank)
     lists = [(dense_numbers("rows", rows, 2), dense_numbers("valid", valid)) for _, rows, valid in segments]
     refuse_shared(out, q=q)
+    sink = read_sink(sink, q.shape[1], out)
     out, lse = prepare_results(q, kv_lora_rank, need_lse, out)
     if not out.numel():
         return out, lse
@@ -113,7 +121,7 @@ def attend_rows(
     parts = [plan_parts(machine, tile, tokens, heads, segment.rows.shape[1]) for segment in segments]
     total = sum(parts)
     if total == 1:
-        results = Results(out=out[None], lse=None if lse is None else lse[None])
+        results = Results(out=out[None], lse=None if lse is None else lse[None], sink=sink)
     else:
         partial = q.new_empty((total, *out.shape), dtype=torch.float32)
         results = Results(out=partial, lse=q.new_empty((total, *out.shape[:2]), dtype=torch.float32))
@@ -123,5 +131,5 @@ def attend_rows(
         run(sparse_launch(tile, widths, q, listed, results, softmax_scale, first, count))
         first += count
     if total > 1:
-        run(join_launch(results.out, results.lse, out, lse))
+        run(join_launch(results.out, results.lse, out, lse, sink))
     return out, lse

@@ -109,7 +109,7 @@ def _paged_launches(machine: Machine, request: Request, stored: Stored) -> Itera
         keys = paged_keys(stored, values, batch, ranges)
         q = stand_in(dtype, _TOKENS, heads, width)
         queries = Queries(q=q, start_loc=batch.query_start_loc, num_requests=_REQUESTS, max_len=max_len)
-        yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale)
+        yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale, _has_inner_sink(request))
 
 
 def _query_heads(request: Request) -> tuple[int, ...]:
@@ -137,14 +137,17 @@ def _varlen_launches(machine: Machine, request: Request) -> Iterator[Launch]:
         yield from _attend_launches(machine, queries, keys, Mask(causal=causal), layer.softmax_scale)
 
 
-def _attend_launches(machine: Machine, queries: Queries, keys: Keys, mask: Mask, scale: float) -> Iterator[Launch]:
+def _attend_launches(
+    machine: Machine, queries: Queries, keys: Keys, mask: Mask, scale: float, has_sink: bool = False
+) -> Iterator[Launch]:
     tokens, heads, _ = queries.q.shape
     dtype = queries.q.dtype
     rows = queries.max_len * (heads // keys.kv_heads)
     tile = choose_tile(machine, keys.call, keys.widths, dtype, rows)
     if isinstance(tile, Reason):
         return
-    for results, repairs in product(_results(dtype, tokens, heads, keys.value), attend_passes(tile, queries, keys, mask)):
+    passes = attend_passes(tile, queries, keys, mask)
+    for results, repairs in product(_results(dtype, tokens, heads, keys.value, has_sink), passes):
         yield attend_launch(tile, queries, keys, mask, scale, results, repairs)
 
 
@@ -156,16 +159,18 @@ def _sparse_launches(machine: Machine, request: Request, stored: Stored) -> Iter
         if isinstance(tile, Reason) or layer.indexer is None:
             return
         q = stand_in(dtype, _TOKENS, heads, widths.main + widths.rest)
-        for rows, results in product(id_rows(_TOKENS, layer.indexer.width), _results(dtype, _TOKENS, heads, widths.main)):
+        written = _results(dtype, _TOKENS, heads, widths.main, _has_inner_sink(request))
+        for rows, results in product(id_rows(_TOKENS, layer.indexer.width), written):
             listed = Rows(stored=stored, rows=rows, valid=valid)
             yield sparse_launch(tile, widths, q, listed, results, layer.softmax_scale, 0, results.out.shape[0])
 
 
-def _results(dtype: str, tokens: int, heads: int, width: int) -> Iterator[Results]:
-    """Where a pass can write: the caller's tensors without and with an LSE, and parts to be joined."""
+def _results(dtype: str, tokens: int, heads: int, width: int, has_sink: bool) -> Iterator[Results]:
+    """Where a pass can write: the caller's tensors without and with an LSE and a sink, and parts to be joined."""
     out, lse = stand_in(dtype, 1, tokens, heads, width), stand_in("float32", 1, tokens, heads)
-    yield Results(out=out, lse=None)
-    yield Results(out=out, lse=lse)
+    for sink in _sinks(heads, has_sink):
+        yield Results(out=out, lse=None, sink=sink)
+        yield Results(out=out, lse=lse, sink=sink)
     yield Results(out=stand_in("float32", _PARTS, tokens, heads, width), lse=stand_in("float32", _PARTS, tokens, heads))
 
 
@@ -206,13 +211,24 @@ def _result_launches(request: Request, width: int) -> Iterator[Launch]:
     for heads in _query_heads(request):
         out, lse = stand_in(dtype, _TOKENS, heads, width), stand_in("float32", _TOKENS, heads)
         parts, parts_lse = stand_in("float32", _PARTS, *out.shape), stand_in("float32", _PARTS, *lse.shape)
-        yield join_launch(parts, parts_lse, out, None)
-        yield join_launch(parts, parts_lse, out, lse)
+        for sink in _sinks(heads, _has_inner_sink(request)):
+            yield join_launch(parts, parts_lse, out, None, sink)
+            yield join_launch(parts, parts_lse, out, lse, sink)
         yield merge_launch(out, lse, out, lse, out, lse)
         if has_sink:
             yield sink_launch(out, lse, stand_in("float32", heads), out)
     if request.parallel.dcp > 1:
         yield from _rank_merges(request, width)
+
+
+def _has_inner_sink(request: Request) -> bool:
+    """Whether calls are given a sink: what ranks have apart is merged first."""
+    return request.layer.sink and request.parallel.dcp == 1
+
+
+def _sinks(heads: int, has_sink: bool) -> tuple[StandIn | None, ...]:
+    """What a pass or a join is given as sink: none where something is merged with its results."""
+    return (None, stand_in("float32", heads)) if has_sink else (None,)
 
 
 def _rank_merges(request: Request, width: int) -> Iterator[Launch]:

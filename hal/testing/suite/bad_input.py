@@ -35,6 +35,9 @@ def cases(capabilities: Capabilities, sizes: Sizes) -> Iterator[Case]:
         yield _case("sparse_mla", f"{name}-no_segments", check_no_segments, name, sizes)
         yield _case("sparse_mla", f"{name}-q_of_another_width", check_sparse_width, name, sizes)
         yield _case("sparse_mla", f"{name}-other_token_counts", check_sparse_tokens, name, sizes)
+    if "paged_attention" in capabilities.inner_sinks:
+        for name in declared_layouts(capabilities, "attention"):
+            yield _case("paged_attention", f"{name}-sink_of_other_heads", check_paged_sink, name, sizes)
     yield Case(call="select_topk", id="select_topk-k_above_width", check=check_topk_width)
     if capabilities.dcp and sizes.block_size > 1:
         check = partial(check_interleave, sizes.block_size)
@@ -80,6 +83,26 @@ def check_paged_width(name: str, sizes: Sizes, backend: Backend) -> None:
     given = copy_cache(cache, where)
     what = f"q {width + 1} wide on keys {width} wide"
     expect_error(REFUSALS, what, lambda: backend.paged_attention(q, given, batch, softmax_scale=1.0))
+
+
+def check_paged_sink(name: str, sizes: Sizes, backend: Backend) -> None:
+    """A sink for each of the queries' heads."""
+    where = place_of(backend)
+    cache, table = build_cache(
+        on_device(sample_layout(name, sizes.dtype, sizes.profile), backend),
+        DECODE.seq_lens,
+        sizes.block_size,
+        make_generator(name),
+    )
+    heads, width = cache.layout.parts[0]
+    q = torch.zeros(DECODE.num_tokens, heads, width, dtype=torch_dtype(sizes.dtype), device=where)
+    batch, given = paged_batch(DECODE, table, where), copy_cache(cache, where)
+    for what, sink in (
+        ("a sink of one head more", torch.zeros(heads + 1)),
+        ("a sink of whole numbers", torch.zeros(heads).int()),
+    ):
+        moved = sink.to(where)
+        expect_error(REFUSALS, what, lambda moved=moved: backend.paged_attention(q, given, batch, softmax_scale=1.0, sink=moved))  # type: ignore[misc]
 
 
 def check_no_segments(name: str, sizes: Sizes, backend: Backend) -> None:

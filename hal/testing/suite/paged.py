@@ -33,7 +33,7 @@ from hal.testing.storage import (
 
 from .layouts import LATENTS, declared_layouts, heads_layout, on_device, rows_layout, sizes_for
 from .placement import place_of, spread_rows, untouched
-from .results import check_attention
+from .results import check_attention, given_sink, random_sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,7 @@ class PagedCase:
     spreads_rows: bool = False
     frees_pages: bool = False
     repeats: bool = False
+    has_sink: bool = False
 
     @property
     def id(self) -> str:
@@ -104,6 +105,10 @@ def _specs(layout: str, capabilities: Capabilities, sizes: Sizes) -> Iterator[Pa
     yield from _vary_latents(usual, sizes) if is_latent else _vary_heads(usual, sizes)
     for block_size in sizes.option_block_sizes:
         yield from _vary_options(replace(usual, block_size=block_size), capabilities)
+    if "paged_attention" in capabilities.inner_sinks:
+        for batch in (MIXED, DECODE):
+            yield replace(usual, batch=batch, has_sink=True, note="sink")
+        yield replace(usual, has_sink=True, need_lse=False, gives_out=False, note="sink_no_lse")
     if capabilities.deterministic:
         yield replace(usual, note="twice", repeats=True)
 
@@ -175,7 +180,11 @@ def check_paged(case: PagedCase, backend: Backend) -> None:
     out = poisoned(tokens, case.heads, expected[0].shape[2], dtype=dtype, device=where) if case.gives_out else None
     given_q = spread_rows(q.to(where)) if case.spreads_rows else q.to(where)
     given_cache, batch = copy_cache(cache, where), paged_batch(case.batch, table, where)
-    call = partial(_call, case, backend, given_q, given_cache, batch)
+    sink = random_sink(generator, case.heads, case.dtype) if case.has_sink else None
+    if sink is not None:
+        expected = reference.apply_sink(*expected, sink), expected[1]
+        sink = sink.to(where)
+    call = partial(_call, case, backend, given_q, given_cache, batch, sink)
     with untouched(q=given_q, cache=given_cache.storage, block_table=batch.block_table, seq_lens=batch.seq_lens):
         check_attention(call, expected, out, dtype, case.need_lse)
     if case.repeats:
@@ -183,7 +192,13 @@ def check_paged(case: PagedCase, backend: Backend) -> None:
 
 
 def _call(
-    case: PagedCase, backend: Backend, q: torch.Tensor, cache: KVCache, batch: PagedBatch, out: torch.Tensor | None
+    case: PagedCase,
+    backend: Backend,
+    q: torch.Tensor,
+    cache: KVCache,
+    batch: PagedBatch,
+    sink: torch.Tensor | None,
+    out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     return backend.paged_attention(
         q,
@@ -196,6 +211,7 @@ def _call(
         causal=case.causal,
         need_lse=case.need_lse,
         out=out,
+        **given_sink(sink),
     )
 
 

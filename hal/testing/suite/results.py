@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from hal.testing.compare import expect, expect_close, expect_dtype, expect_wide
+from hal.testing.storage import random_tensor
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def random_sink(generator: torch.Generator, heads: int, dtype: str) -> torch.Tensor:
+    """Logits [heads] in the queries' type, as engines keep them; some head's leaves its results as they are."""
+    sink = random_tensor(generator, heads, dtype=dtype)
+    sink[-1] = -torch.inf
+    return sink
+
+
+def given_sink(sink: torch.Tensor | None) -> dict[str, Any]:
+    """The argument of a call with a sink; none for backends that take none."""
+    return {} if sink is None else {"sink": sink}
 
 
 def check_attention(

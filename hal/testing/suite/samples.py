@@ -88,6 +88,12 @@ def _attending(capabilities: Capabilities, sizes: Sizes) -> Iterator[Sample]:
             make = partial(_paged, name, sizes, STEP, True, has_lse)
             note = _join(name, "key_ranges")
             yield Sample(call="paged_attention", note=note, make=make, written=out, blank=_FEW_KEYS)
+    if "paged_attention" in capabilities.inner_sinks and "kv" in declared_layouts(capabilities, "attention"):
+        make = partial(_with_sink, partial(_paged, "kv", sizes, DECODES, False, has_lse))
+        yield Sample(call="paged_attention", note="kv-sink", make=make, written=out)
+    if "sparse_mla" in capabilities.inner_sinks and "latent" in declared_layouts(capabilities, "sparse_mla"):
+        make = partial(_with_sink, partial(_sparse, "latent", sizes, 2, has_lse))
+        yield Sample(call="sparse_mla", note="latent-sink", make=make, written=out, blank=_FEW_ROWS)
     for selects in (False, True):
         if capabilities.masked_varlen or not selects:
             make = partial(_varlen, sizes, selects, has_lse)
@@ -260,6 +266,12 @@ def _sparse(name: str, sizes: Sizes, lists: int, need_lse: bool, backend: Backen
         "need_lse": need_lse,
         "out": _nothing(tokens, heads, widths[0], sizes, where),
     }
+
+
+def _with_sink(make: Callable[[Backend], dict[str, Any]], backend: Backend) -> dict[str, Any]:
+    arguments = make(backend)
+    q: torch.Tensor = arguments["q"]
+    return arguments | {"sink": random_tensor(make_generator("sink"), q.shape[1], dtype="float32").to(q.device)}
 
 
 def _merge(sizes: Sizes, backend: Backend) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from hal.testing.storage import (
 
 from .layouts import declared_layouts, on_device, rows_layout, sizes_for
 from .placement import place_of, spread_rows, untouched
-from .results import check_attention
+from .results import check_attention, given_sink, random_sink
 
 FULL, EMPTY = "full", "empty"
 
@@ -57,6 +57,7 @@ class SparseCase:
     gives_out: bool = True
     spreads_rows: bool = False
     repeats: bool = False
+    has_sink: bool = False
 
     @property
     def id(self) -> str:
@@ -112,6 +113,10 @@ def _specs(layout: str, capabilities: Capabilities, sizes: Sizes) -> Iterator[Sp
     yield replace(usual, note="own_out", gives_out=False)
     yield replace(usual, note="no_lse", need_lse=False)
     yield replace(usual, note="strided_q", spreads_rows=True)
+    if "sparse_mla" in capabilities.inner_sinks:
+        for batch in (MIXED, DECODE):
+            yield replace(usual, batch=batch, has_sink=True, note="sink")
+        yield replace(usual, segments=(FULL, FULL), has_sink=True, need_lse=False, gives_out=False, note="sink_two_lists")
     if capabilities.deterministic:
         yield replace(usual, note="twice", repeats=True)
 
@@ -126,7 +131,11 @@ def check_sparse(case: SparseCase, backend: Backend) -> None:
     given = [Segment(copy_cache(cache, where), rows.to(where), valid.to(where)) for cache, rows, valid in segments]
     out = poisoned(tokens, case.heads, lora, dtype=dtype, device=where) if case.gives_out else None
     given_q = spread_rows(q.to(where)) if case.spreads_rows else q.to(where)
-    call = partial(_call, case, backend, given_q, given)
+    sink = random_sink(generator, case.heads, case.dtype) if case.has_sink else None
+    if sink is not None:
+        expected = reference.apply_sink(*expected, sink), expected[1]
+        sink = sink.to(where)
+    call = partial(_call, case, backend, given_q, given, sink)
     with untouched(q=given_q, rows=given[0].rows, valid=given[0].valid, cache=given[0].cache.storage):
         # Lists may be attended to one by one and merged.
         check_attention(call, expected, out, dtype, case.need_lse, roundings=len(segments))
@@ -135,9 +144,22 @@ def check_sparse(case: SparseCase, backend: Backend) -> None:
 
 
 def _call(
-    case: SparseCase, backend: Backend, q: torch.Tensor, segments: Sequence[Segment], out: torch.Tensor | None
+    case: SparseCase,
+    backend: Backend,
+    q: torch.Tensor,
+    segments: Sequence[Segment],
+    sink: torch.Tensor | None,
+    out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return backend.sparse_mla(q, segments, kv_lora_rank=case.value_width, softmax_scale=0.2, need_lse=case.need_lse, out=out)
+    return backend.sparse_mla(
+        q,
+        segments,
+        kv_lora_rank=case.value_width,
+        softmax_scale=0.2,
+        need_lse=case.need_lse,
+        out=out,
+        **given_sink(sink),
+    )
 
 
 def _make_segment(case: SparseCase, backend: Backend, number: int, generator: torch.Generator) -> Segment:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .fp8 import fp8_unit
-from .softmax import cap_scores, finish_rows, fold_tile, load_rows, multiply
+from .softmax import cap_scores, finish_rows, fold_tile, load_rows, multiply, sink_share
 from .stored import load_factor, load_lanes, load_rest, load_scales
 
 
@@ -23,7 +23,7 @@ from .stored import load_factor, load_lanes, load_rest, load_scales
         "out_part",
         "lse_part",
     ],
-    do_not_specialize_on_alignment=["block_table", "q_start_loc", "k_lens", "lse", "scales", "key_starts", "key_stops"],
+    do_not_specialize_on_alignment=["block_table", "q_start_loc", "k_lens", "lse", "scales", "sink", "key_starts", "key_stops"],
 )
 def attend_keys(
     q,
@@ -35,6 +35,7 @@ def attend_keys(
     key_starts,
     key_stops,
     scales,
+    sink,
     out,
     lse,
     q_token,
@@ -72,6 +73,7 @@ def attend_keys(
     HAS_CHUNK: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    HAS_SINK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -277,6 +279,8 @@ def attend_keys(
     result, logs = finish_rows(result, peak, total)
     if FP8 > 0 and SCALES < 4:
         result = result * (load_factor(scales, SCALES, kv_head, KV_HEADS) * fp8_unit(FP8))
+    if HAS_SINK:
+        result = result * sink_share(logs, tl.load(sink + head, mask=is_live, other=0.0))[:, None]
     if TOKENS > 0:
         # Another address as far as the compiler knows, so that the first is not held in registers while the keys pass.
         token += tl.minimum(begin, 0)

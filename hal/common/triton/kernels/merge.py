@@ -3,13 +3,17 @@
 import triton
 import triton.language as tl
 
+from .softmax import sink_share
+
 
 @triton.jit(
-    do_not_specialize=["num_parts", "num_heads", "part_part", "lse_part"], do_not_specialize_on_alignment=["lse", "out_lse"]
+    do_not_specialize=["num_parts", "num_heads", "part_part", "lse_part"],
+    do_not_specialize_on_alignment=["lse", "sink", "out_lse"],
 )
 def join_parts(
     parts,
     lse,
+    sink,
     out,
     out_lse,
     part_part,
@@ -24,6 +28,7 @@ def join_parts(
     num_heads,
     WIDTH: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    HAS_SINK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A program: one head of one token over all parts. Grid: (tokens * heads,)."""
@@ -49,10 +54,14 @@ def join_parts(
         at_log += lse_part
         at += part_part
     divisor = tl.where(total == 0.0, 1.0, total)
+    logs = peak + tl.log2(divisor) * 0.6931471805599453
+    result = result / divisor
+    if HAS_SINK:
+        result = result * sink_share(logs, tl.load(sink + head))
     to = out + token * out_token + head * out_head + columns
-    tl.store(to, (result / divisor).to(out.dtype.element_ty), mask=columns < WIDTH)
+    tl.store(to, result.to(out.dtype.element_ty), mask=columns < WIDTH)
     if HAS_LSE:
-        tl.store(out_lse + token * out_lse_token + head, peak + tl.log2(divisor) * 0.6931471805599453)
+        tl.store(out_lse + token * out_lse_token + head, logs)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_heads"], do_not_specialize_on_alignment=["lse_a", "lse_b", "lse"])
@@ -135,8 +144,7 @@ def scale_by_sink(
     log = tl.load(lse + token * lse_token + head * lse_head, mask=is_live, other=float("-inf"))
     logit = tl.load(sink + head, mask=is_live, other=0.0).to(tl.float32)
     has_keys = log > float("-inf")
-    gap = tl.where(has_keys, logit - log, 0.0)
-    share = tl.where(has_keys, 1.0 / (1.0 + tl.exp2(gap * 1.4426950408889634)), 0.0)
+    share = sink_share(log, logit)
     mask = (columns < WIDTH)[None, :] & is_live[:, None]
     at = out + (token * out_token + head * out_head)[:, None] + columns[None, :]
     value = tl.load(at, mask=mask & has_keys[:, None], other=0.0).to(tl.float32)

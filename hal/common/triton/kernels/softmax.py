@@ -42,6 +42,14 @@ def fold_tile(scores, is_seen, peak, total):
 
 
 @triton.jit
+def sink_share(lse, logit):
+    """The share of a row's denominator that is not its sink's, a logit; 0 for rows that saw nothing."""
+    has_keys = lse > float("-inf")
+    gap = tl.where(has_keys, logit - lse, 0.0)
+    return tl.where(has_keys, 1.0 / (1.0 + tl.exp2(gap * 1.4426950408889634)), 0.0)
+
+
+@triton.jit
 def finish_rows(result, peak, total):
     """The quotient and its natural LSE; 0 and -inf for rows that saw nothing."""
     is_empty = total == 0.0

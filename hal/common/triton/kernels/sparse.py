@@ -4,13 +4,13 @@ import triton
 import triton.language as tl
 
 from .fp8 import fp8_unit
-from .softmax import finish_rows, fold_tile, load_rows, multiply
+from .softmax import finish_rows, fold_tile, load_rows, multiply, sink_share
 from .stored import load_factor, load_lanes, load_rest, load_scales
 
 
 @triton.jit(
     do_not_specialize=["scale", "num_heads", "width", "num_rows", "first_part", "out_part", "lse_part"],
-    do_not_specialize_on_alignment=["valid", "lse", "scales"],
+    do_not_specialize_on_alignment=["valid", "lse", "scales", "sink"],
 )
 def attend_rows(
     q,
@@ -18,6 +18,7 @@ def attend_rows(
     rows,
     valid,
     scales,
+    sink,
     out,
     lse,
     q_token,
@@ -37,6 +38,7 @@ def attend_rows(
     MAIN: tl.constexpr,
     REST: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    HAS_SINK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -123,6 +125,8 @@ def attend_rows(
     result, logs = finish_rows(result, peak, total)
     if FP8 > 0 and SCALES < 4:
         result = result * (load_factor(scales, SCALES, 0, 0) * fp8_unit(FP8))
+    if HAS_SINK:
+        result = result * sink_share(logs, tl.load(sink + heads, mask=is_live, other=0.0))[:, None]
     slot = (first_part + part).to(tl.int64)
     to = out + slot * out_part + token * out_token + heads.to(tl.int64) * out_head
     mask = is_live[:, None] & (values < MAIN)[None, :]
