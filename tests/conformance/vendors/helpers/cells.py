@@ -106,6 +106,7 @@ _NARROW = {
     "masked_varlen": False,
     "deterministic": False,
     "key_ranges": False,
+    "inner_sinks": frozenset(),
     "max_index_pool": 1,
     "families": frozenset({"mla"}),
     "kv_layouts": {"attention": ("kv",), "mla": ("latent",), "sparse_mla": ("latent",)},
