@@ -42,6 +42,8 @@ PORTABLE = Capabilities(
     key_ranges=True,
     lse=True,
     deterministic=True,
+    # Nothing but a step's sizes decides what is launched, and nothing waits for the device.
+    graphs="uniform_batch",
     max_spec_tokens=64,
     inner_sinks=SINK_CALLS,
     compiled_launches=True,
@@ -78,13 +80,13 @@ class TritonBackend(Backend):
         return list_scratch(cls.package, request, limits, calls)
 
     def compile_launches(self, request: Request) -> None:
-        from .specialisation import compile_for_current_device
+        from .loading import load_for_current_device
 
         if self.device.torch_device == "cpu":
             # Tensors of an absent device: kernels are interpreted there, and nothing of them compiles.
             return
         for found in self._specialisations(request):
-            compile_for_current_device(found)
+            load_for_current_device(found)
 
     @classmethod
     def _specialisations(cls, request: Request) -> tuple[Specialisation, ...]:

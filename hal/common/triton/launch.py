@@ -15,7 +15,7 @@ from hal.common.contract.errors import BackendError, LayoutError
 from .interpreter import repair_interpreter
 
 _MAX_INT32 = 2**31 - 1
-_POINTERS = {
+POINTERS = {
     "bfloat16": "*bf16",
     "float16": "*fp16",
     "float32": "*fp32",
@@ -23,6 +23,7 @@ _POINTERS = {
     "int64": "*i64",
     "uint8": "*u8",
 }
+"""Triton's pointer types, by the element types that kernels take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +78,9 @@ def pointer_class(tensor: Any, is_specialised: bool) -> str:
 @cache
 def _pointers(dtype: Any) -> tuple[str, str]:
     name = str(dtype).removeprefix("torch.")
-    if name not in _POINTERS:
-        raise BackendError(f"no kernel takes a tensor of {name}; they take {', '.join(_POINTERS)}")
-    return _POINTERS[name], f"{_POINTERS[name]}/16"
+    if name not in POINTERS:
+        raise BackendError(f"no kernel takes a tensor of {name}; they take {', '.join(POINTERS)}")
+    return POINTERS[name], f"{POINTERS[name]}/16"
 
 
 def integer_class(value: int) -> str:

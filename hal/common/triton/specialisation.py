@@ -53,13 +53,6 @@ class Specialisation:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
-def compile_for_current_device(found: Specialisation) -> None:
-    """Compile one binary for the device Triton runs on, into its cache on disk, from where the first launch takes it."""
-    import triton
-
-    triton.compile(found.to_source(), options=found.options)
-
-
 def specialise(launch: Launch, arch: str) -> Specialisation:
     """What a launch compiles on an arch; it need hold no tensor, only what has a tensor's dtype, shape and strides."""
     key = launch_key(launch, arch)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 CUDA = backends()["cuda:triton"]
 ADDED = {
     "a_bias": {"position_biases": frozenset({"alibi"})},
-    "a_graph": {"graphs": "uniform_batch"},
+    "a_graph": {"graphs": "always"},
     "a_layout": {"kv_layouts": {**CUDA.capabilities.kv_layouts, "compressed": ("latent",)}},
     "an_index_layout": {"index_layouts": ("indexer", "indexer_fp8", "indexer_fp4")},
     "a_flag": {"masked_varlen": True},
