@@ -74,6 +74,8 @@ def check_device_batch(batch: DeviceBatch, limits: Limits, rules: TableRules, de
 
 
 def _check_padding(batch: Batch, limits: Limits) -> None:
+    if batch.num_tokens_padded is None and batch.num_reqs_padded is None:
+        return
     tokens = batch.num_tokens if batch.num_tokens_padded is None else batch.num_tokens_padded
     requests = batch.num_reqs if batch.num_reqs_padded is None else batch.num_reqs_padded
     for name, padded, real, limit in (

@@ -78,7 +78,7 @@ def _find_wrong_slot(step: HostStep, rules: TableRules) -> str | None:
         return None
     for values, rule in zip(step.slots, rules.for_tables(len(step.slots)), strict=True):
         count = rule.num_blocks * rules.block_size
-        if len(values) and int(values.max()) >= count:
+        if len(values) and int(np.maximum.reduce(values)) >= count:
             token = int(values.argmax())
             return f"token {token} has slot {values[token]}; slots are -1 or 0 to {count - 1}"
     return None

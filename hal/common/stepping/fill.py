@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,6 @@ from hal.common.contract.parallel import Parallel, owner
 from .block_ids import TableRules, forget_blocks
 from .host_step import HostStep
 from .placement import Placement
-
-if TYPE_CHECKING:
-    pass
 
 Ints = npt.NDArray[Any]
 
@@ -91,10 +88,10 @@ def _fill_slots(step: HostStep, placement: Placement, slots: Ints, block_size: i
     num_tokens = step.num_tokens
     is_remote = owner(placement.positions, parallel) != parallel.dcp_rank if parallel.dcp > 1 else None
     for filled, pages in zip(slots, placement.pages, strict=False):
-        # page * block_size + place % block_size, in the fewest passes.
-        placed = np.subtract(pages, placement.columns, out=filled[:num_tokens])
-        placed *= block_size
-        placed += placement.places
+        # page * block_size + place % block_size, in the fewest passes. A slot may need more than 32 bits.
+        moved = np.subtract(pages, placement.columns, dtype=np.int64)
+        moved *= block_size
+        placed = np.add(placement.spread(moved), placement.places, out=filled[:num_tokens])
         if is_remote is not None:
             placed[is_remote] = -1
     if len(placement.pages) < len(slots):

@@ -52,14 +52,14 @@ def arrange(batch: Batch, decode_len: int) -> HostStep:
     order, num_decodes, num_reqs = None, batch.num_reqs, batch.num_reqs
     if not batch.is_single or batch.is_prefilling is not None:
         decodes = batch.decodes(decode_len)
-        num_decodes = int(decodes.sum())
-        if not decodes[:num_decodes].all():
+        num_decodes = int(np.count_nonzero(decodes))
+        if np.count_nonzero(decodes[:num_decodes]) != num_decodes:
             order = np.argsort(~decodes, kind="stable")
     if batch.is_single:
         starts = np.arange(num_reqs + 1, dtype=np.int32)
     else:
         starts = np.zeros(num_reqs + 1, np.int32)
-        np.cumsum(batch.query_lens, out=starts[1:])
+        np.add.accumulate(batch.query_lens, out=starts[1:])
     return HostStep(
         query_lens=batch.query_lens,
         seq_lens=batch.seq_lens,
@@ -80,9 +80,10 @@ def arrange(batch: Batch, decode_len: int) -> HostStep:
 def see_device_batch(batch: DeviceBatch, num_decodes: int) -> HostStep:
     """A device batch as the host sees it, decodes first: CPU tensors where they lie, others copied when the device is done."""
     starts, num_reqs = _to_host(batch.query_start_loc), batch.num_reqs
-    is_single = batch.max_query_len == 1 and not np.count_nonzero(starts != np.arange(num_reqs + 1, dtype=np.int32))
+    query_lens = starts[1:] - starts[:-1]
+    is_single = batch.max_query_len == 1 and np.count_nonzero(query_lens == 1) == num_reqs and starts[0] == 0
     return HostStep(
-        query_lens=starts[1:] - starts[:-1],
+        query_lens=query_lens,
         seq_lens=_to_host(batch.seq_lens),
         max_seq_len=batch.max_seq_len,
         starts=starts,

@@ -16,10 +16,12 @@ Ints = npt.NDArray[Any]
 
 
 class Placement(NamedTuple):
-    """The new tokens of a step in the engine's order: position, request, and place and column on the rank that stores it.
+    """The new tokens of a step in the engine's order, and the pages that they are written to.
 
-    places: the position among those that the rank stores. pages: each token's page, table by table; () where the engine brings
-    slots of its own.
+    positions, req_id, places: token by token; places is the position among those that the token's rank stores. Tokens of one
+    request that share a page are a run: columns and pages have one entry for each, pages table by table, and firsts and counts
+    say which tokens they are; those two are None where every token is a run of its own. Where the engine brings slots of its
+    own nobody asks for pages: columns is empty and pages is ().
     """
 
     positions: Ints
@@ -27,39 +29,51 @@ class Placement(NamedTuple):
     places: Ints
     columns: Ints
     pages: tuple[Ints, ...]
+    firsts: Ints | None = None
+    counts: Ints | None = None
+
+    def spread(self, of_runs: Ints) -> Ints:
+        """What is said of the runs, said of each of their tokens."""
+        return of_runs if self.counts is None else np.repeat(of_runs, self.counts)
 
 
 def place_tokens(step: HostStep, block_size: int, parallel: Parallel) -> Placement:
     """Where the new tokens go; the tables have a column for each."""
-    num_reqs = step.num_reqs
+    counting = np.arange(step.num_reqs, dtype=np.int32)
     if step.is_single:
-        positions, req_id = step.seq_lens - 1, np.arange(num_reqs, dtype=np.int32)
+        positions, req_id = step.seq_lens - 1, counting
     else:
-        query_lens = step.query_lens
-        req_id = np.repeat(np.arange(num_reqs, dtype=np.int32), query_lens)
+        req_id = np.repeat(counting, step.query_lens)
         # A token's position is its index in the step moved by where its request's new tokens begin.
-        positions = np.arange(step.num_tokens, dtype=np.int32) + np.repeat(step.seq_lens - step.starts[1:], query_lens)
+        positions = np.repeat(step.seq_lens - step.starts[1:], step.query_lens)
+        positions += np.arange(step.num_tokens, dtype=np.int32)
+    if step.slots is not None:
+        return Placement(positions, req_id, positions, positions[:0], ())
     places = positions if parallel.dcp == 1 else local_position(positions, parallel)
     columns = places // block_size
-    tables = step.block_tables if step.slots is None else ()
-    pages = tuple([_look_up(table, req_id, columns, step.is_single) for table in tables])
-    return Placement(positions, req_id, places, columns, pages)
+    if step.is_single:
+        pages = tuple([_look_up_in_order(table, columns) for table in step.block_tables])
+        return Placement(positions, req_id, places, columns, pages)
+    firsts, counts = _find_runs(step, columns)
+    rows, columns = req_id.take(firsts), columns.take(firsts)
+    pages = tuple([table[rows, columns] for table in step.block_tables])
+    return Placement(positions, req_id, places, columns, pages, firsts, counts)
 
 
-def _look_up(table: Ints, rows: Ints, columns: Ints, is_single: bool) -> Ints:
-    """table[rows, columns]; one index into a table that lies end to end takes half the time of two."""
-    if not table.flags.c_contiguous:
-        return table[rows, columns]
-    width = table.shape[1]
-    begins = np.arange(0, table.size, width) if is_single and width else rows * np.int64(width)
-    return table.ravel().take(begins + columns)
-
-
-def begin_pages(step: HostStep, placement: Placement) -> Ints:
-    """The tokens that are a request's first of the step on their page."""
-    columns = placement.columns
-    # One more than tokens: requests without one may stand behind the last.
-    begins = np.empty(len(columns) + 1, np.bool_)
+def _find_runs(step: HostStep, columns: Ints) -> tuple[Ints, Ints]:
+    """The first token of each run of a request's tokens in one column, and how many each run has."""
+    num_tokens = step.num_tokens
+    # One more than tokens: requests without one may stand behind the last, and there the last run ends.
+    begins = np.empty(num_tokens + 1, np.bool_)
     np.not_equal(columns[1:], columns[:-1], out=begins[1:-1])
-    begins[step.starts[:-1]] = True
-    return np.flatnonzero(begins[:-1])
+    begins[step.starts] = True
+    bounds = np.flatnonzero(begins)
+    return bounds[:-1], bounds[1:] - bounds[:-1]
+
+
+def _look_up_in_order(table: Ints, columns: Ints) -> Ints:
+    """The page in a column of each row; one index into a table that lies end to end takes half the time of two."""
+    requests, width = table.shape
+    if not width or not table.flags.c_contiguous:
+        return table[np.arange(requests), columns]
+    return table.ravel().take(np.arange(0, table.size, width) + columns)

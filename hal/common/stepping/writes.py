@@ -11,7 +11,6 @@ import numpy.typing as npt
 from hal.common.contract.repeats import has_repeats
 
 from .block_ids import live_stops
-from .placement import begin_pages
 
 if TYPE_CHECKING:
     from .block_ids import TableRules
@@ -29,23 +28,20 @@ def find_wrong_write(step: HostStep, placement: Placement, rules: TableRules) ->
     """
     if step.slots is not None:
         return _find_wrong_slot(step, rules)
-    firsts = None if step.is_single else begin_pages(step, placement)
     for pages, rule in zip(placement.pages, rules.for_tables(len(placement.pages)), strict=True):
-        written = pages if firsts is None else pages[firsts]
         if rule.pool.num_shared:
-            held = np.flatnonzero(rule.pool.is_shared[written])
+            held = np.flatnonzero(rule.pool.is_shared[pages])
             if held.size:
-                token = int(held[0] if firsts is None else firsts[held[0]])
-                return _describe_shared_write(placement, pages, token, rule.pool)
-        if len(written) > 1 and has_repeats(written):
-            mistake = _describe_double_write(placement, pages, rules.tokens_per_page)
+                return _describe_shared_write(placement, pages, int(held[0]), rule.pool)
+        if len(pages) > 1 and has_repeats(pages):
+            mistake = _describe_double_write(placement, placement.spread(pages), rules.tokens_per_page)
             if mistake is not None:
                 return mistake
     return None
 
 
-def _describe_shared_write(placement: Placement, pages: Ints, token: int, pool: PagePool) -> str:
-    page = int(pages[token])
+def _describe_shared_write(placement: Placement, pages: Ints, run: int, pool: PagePool) -> str:
+    page, token = int(pages[run]), run if placement.firsts is None else int(placement.firsts[run])
     return (
         f"request {placement.req_id[token]} would write position {placement.positions[token]} to page {page}, which is held "
         f"{pool.holders(page)} times; a shared page is read-only: share full pages only, and let a request write to pages of its "
