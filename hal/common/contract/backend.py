@@ -296,18 +296,22 @@ def _without_backward(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
-        _find_check()(args, tuple(kwargs.values()))
+        is_recording, refuse = _find_check()
+        if is_recording():
+            refuse(args, tuple(kwargs.values()))
         return call(*args, **kwargs)
 
     return run
 
 
 @cache
-def _find_check() -> Callable[..., None]:
+def _find_check() -> tuple[Callable[[], bool], Callable[..., None]]:
     # Found with the first call: a class is made where torch need not be.
+    from torch import is_grad_enabled
+
     from .gradients import refuse_gradients
 
-    return refuse_gradients
+    return is_grad_enabled, refuse_gradients
 
 
 def _find_taken(cls: type) -> list[str]:

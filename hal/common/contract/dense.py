@@ -90,10 +90,10 @@ def refuse_shared(out: torch.Tensor | None, **inputs: torch.Tensor) -> None:
     if not out.is_contiguous() and shares_places(out.shape, out.stride()):
         raise LayoutError(f"out has strides {list(out.stride())} for {list(out.shape)}; every element needs a place of its own")
     begin = out.data_ptr()
+    end = begin + _span(out)
     for name, tensor in inputs.items():
         start = tensor.data_ptr()
-        is_near = start < begin + _span(out) if start >= begin else begin < start + _span(tensor)
-        if is_near and not _are_columns(out, tensor):
+        if start < end and (start >= begin or begin < start + _span(tensor)) and not _are_columns(out, tensor):
             raise LayoutError(
                 f"out {list(out.shape)} lies in memory of {name} {list(tensor.shape)}, which the call still reads; "
                 "give it memory of its own"
