@@ -100,7 +100,20 @@ def compile_models(
     ]
     built = build_all(jobs, workers, on_done) if jobs else ()
     rows = [_make_row(one, job, result) for one, job, result in zip(wanted, jobs, built, strict=True)]
+    if sample_models().keys() <= models.keys():
+        rows = list(find_idle_spills(rows))
     return CompileReport(toolchain=find_toolchain(), rows=(*rows, *refused), absent=absent)
+
+
+def find_idle_spills(rows: Sequence[KernelRow]) -> Iterator[KernelRow]:
+    """The rows, with a fault for each kernel that a platform's file lists as spilling and none of whose binaries does."""
+    listed = {(f"{proof.platform}:{arch}", kernel) for proof in read_fleet() for arch, kernel in proof.spills}
+    spilling = {(row.target, row.kernel) for row in rows if row.figures is None or row.figures.spills}
+    idle = listed - spilling
+    for row in rows:
+        is_idle = (row.target, row.kernel) in idle
+        sentence = f"spills nothing, and matrix/{row.target.partition(':')[0]}.toml says that it does; take its [[spill]] away"
+        yield replace(row, faults=(*row.faults, sentence)) if is_idle else row
 
 
 def _explain_absence(proof: PlatformProof | None) -> str:
@@ -154,13 +167,14 @@ def _refused_row(device: Device, model: str, text: str) -> KernelRow:
 
 
 def _make_row(wanted: _Wanted, job: Job, built: Built) -> KernelRow:
-    is_repair = wanted.specialisation.is_repair
-    faults = (built.refusal,) if built.figures is None else find_faults(built.figures, job.arch, is_repair=is_repair)
+    source = wanted.specialisation
+    may_spill = source.is_repair or (wanted.device.arch, source.name) in wanted.proof.spills
+    faults = (built.refusal,) if built.figures is None else find_faults(built.figures, job.arch, may_spill=may_spill)
     return KernelRow(
         target=wanted.device.target,
-        kernel=wanted.specialisation.name,
+        kernel=source.name,
         models=wanted.models,
-        specialisation=wanted.specialisation,
+        specialisation=source,
         figures=built.figures,
         faults=faults,
     )

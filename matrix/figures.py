@@ -38,22 +38,22 @@ def count_asked(ttir: str) -> tuple[int, int]:
     return len(_PRODUCT.findall(ttir)), len(_STORE.findall(ttir))
 
 
-def find_faults(figures: Figures, arch: Arch, *, is_repair: bool = False) -> tuple[str, ...]:
+def find_faults(figures: Figures, arch: Arch, *, may_spill: bool = False) -> tuple[str, ...]:
     """What an arch cannot live with, each as a sentence with its figures; empty where all is well.
 
     A kernel with products may not spill: its loop would wait for memory. One without may, and so may a repair, whose loop
-    runs for no step but those that read NaN or infinities; their figures are only shown.
+    runs for no step but those that read NaN or infinities, and what a platform's file lists; their figures are only shown.
     """
-    return tuple(_list_faults(figures, arch, is_repair))
+    return tuple(_list_faults(figures, arch, may_spill))
 
 
-def _list_faults(figures: Figures, arch: Arch, is_repair: bool) -> Iterator[str]:
+def _list_faults(figures: Figures, arch: Arch, may_spill: bool) -> Iterator[str]:
     shared, registers = arch.shared_memory_bytes, arch.registers_per_thread
     if shared is not None and figures.shared_bytes > shared:
         yield f"takes {figures.shared_bytes:,} bytes of shared memory; {arch.name} has {shared:,}"
     if registers is not None and figures.registers is not None and figures.registers > registers:
         yield f"takes {figures.registers} registers per thread; {arch.name} has {registers}"
-    if figures.asked_matrix and figures.spills and not is_repair:
+    if figures.asked_matrix and figures.spills and not may_spill:
         yield f"spills {figures.spills} where none are allowed: it has {figures.asked_matrix} products"
     if figures.matrix < figures.asked_matrix:
         yield f"has {figures.matrix} matrix instructions for {figures.asked_matrix} products"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from typing import Any
@@ -30,12 +30,16 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformProof:
-    """One platform's promise: its archs, and what shows that kernels are good for them ("run", or a compiled format)."""
+    """One platform's promise: its archs, and what shows that kernels are good for them ("run", or a compiled format).
+
+    spills: by arch and kernel, why its loop may keep registers in memory there.
+    """
 
     platform: str
     proof: str
     archs: tuple[str, ...]
     compiler: Compiler | None = None
+    spills: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 def read_fleet() -> tuple[PlatformProof, ...]:
@@ -56,15 +60,24 @@ def read_tables() -> dict[str, dict[str, Any]]:
 
 
 def _read(name: str, data: Mapping[str, Any]) -> PlatformProof:
-    if data.keys() - {"compiler", "cell", "hole"} != {"proof", "archs"}:
-        raise ValueError(f"matrix/{name} has the keys {sorted(data)}; expected archs, proof, cells, perhaps compiler and holes")
+    if data.keys() - {"compiler", "cell", "hole", "spill"} != {"proof", "archs"}:
+        raise ValueError(
+            f"matrix/{name} has the keys {sorted(data)}; expected archs, proof, cells, perhaps compiler, holes and spills"
+        )
     if data["proof"] not in PROOFS:
         raise ValueError(f"matrix/{name}: proof is {data['proof']!r}; expected one of {', '.join(PROOFS)}")
     if ("compiler" in data) == (data["proof"] == "run"):
         raise ValueError(f"matrix/{name}: the proof {data['proof']!r} needs {'no' if 'compiler' in data else 'a'} compiler")
     compiler = _read_compiler(name, data["compiler"]) if "compiler" in data else None
     platform = name.removesuffix(".toml")
-    return PlatformProof(platform=platform, proof=data["proof"], archs=tuple(data["archs"]), compiler=compiler)
+    spills = dict(_read_spill(name, row, data["archs"]) for row in data.get("spill", ()))
+    return PlatformProof(platform=platform, proof=data["proof"], archs=tuple(data["archs"]), compiler=compiler, spills=spills)
+
+
+def _read_spill(name: str, row: Mapping[str, str], archs: Sequence[str]) -> tuple[tuple[str, str], str]:
+    if row.keys() != {"arch", "kernel", "reason"} or row["arch"] not in archs or not row["reason"]:
+        raise ValueError(f"matrix/{name}: a spill is {dict(row)}; expected an arch of {', '.join(archs)}, a kernel and a reason")
+    return (row["arch"], row["kernel"]), row["reason"]
 
 
 def _read_compiler(name: str, data: Mapping[str, object]) -> Compiler:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from hal.matrix.compile import KernelRow, find_idle_spills
 from hal.matrix.figures import Figures, count_asked, find_faults
+from hal.matrix.fleet import read_fleet
 from hal.matrix.targets import find_arch
 
 SM_80 = find_arch("cuda", "sm_80")
@@ -41,8 +43,8 @@ def test_kernel_without_products_may_spill() -> None:
     assert find_faults(replace(GOOD, spills=64, matrix=0, asked_matrix=0), SM_80) == ()
 
 
-def test_a_repair_may_spill_and_nothing_else_with_products() -> None:
-    assert find_faults(replace(GOOD, spills=64), SM_80, is_repair=True) == ()
+def test_what_may_spill_does_and_nothing_else_with_products() -> None:
+    assert find_faults(replace(GOOD, spills=64), SM_80, may_spill=True) == ()
     assert find_faults(replace(GOOD, spills=64), SM_80) != ()
 
 
@@ -63,3 +65,15 @@ def test_products_of_short_types_are_asked_for(kind: str, asked: int) -> None:
 def test_stores_are_asked_for() -> None:
     text = "tt.store %p, %v, %m : tensor<16x!tt.ptr<f32>>\n %x = tt.load %p : tensor<16x!tt.ptr<f32>>\n tt.store %p, %v"
     assert count_asked(text) == (0, 2)
+
+
+def test_a_listed_kernel_that_spills_nothing_has_to_leave_the_list() -> None:
+    (proof,) = (proof for proof in read_fleet() if proof.platform == "rocm")
+    arch, kernel = next(iter(proof.spills))
+    row = KernelRow(target=f"rocm:{arch}", kernel=kernel, models=(), specialisation=None, figures=GOOD, faults=())
+    other = replace(row, kernel="some:other")
+    idle, kept = find_idle_spills([row, other])
+    assert "take its [[spill]] away" in idle.faults[0]
+    assert kept == other
+    spilling = replace(row, figures=replace(GOOD, spills=1))
+    assert list(find_idle_spills([row, spilling])) == [row, spilling]

@@ -33,6 +33,8 @@ BROKEN = {
     "proof": ('proof = "faith"\narchs = []', "proof is 'faith'; expected one of run, cubin"),
     "no_compiler": ('proof = "cubin"\narchs = []', "the proof 'cubin' needs a compiler"),
     "compiler_to_run": ('proof = "run"\narchs = []\n[compiler]\nname = "a"', "the proof 'run' needs no compiler"),
+    "spill": ('proof = "run"\narchs = ["one"]\n[[spill]]\narch = "two"\nkernel = "a:b"\nreason = "c"', "expected an arch of one"),
+    "no_reason": ('proof = "run"\narchs = ["a"]\n[[spill]]\narch = "a"\nkernel = "b"\nreason = ""', "a kernel and a reason"),
     "arch_as": ('proof = "cubin"\narchs = []\n[compiler]\narch_as = "guess"', "arch_as 'guess'; expected name, backend"),
 }
 
