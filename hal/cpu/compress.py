@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from hal.common.contract.call_values import KVCache
-from hal.common.contract.compressor import Compressor
-from hal.common.contract.errors import LayoutError
+from hal.common.contract.compressor import Compressor, check_states
 
 from .cache import write_rows
 
@@ -28,7 +27,7 @@ def compress_states(
 ) -> None:
     """Write an entry for every token that has a slot for one, and the states that have a slot."""
     width = entries.layout.widths[0]
-    groups = _check(compressor, states, entries, ratio, (state_slots, entry_slots, req_id, positions))
+    groups = check_states(compressor, states, entries, ratio, (state_slots, entry_slots, req_id, positions))
     if not positions.numel():
         return
     dtype = states.rows.dtype
@@ -56,28 +55,6 @@ def compress_states(
     write_rows(states, state_slots, own)
     for tokens, entry in zip(pieces, made, strict=True):
         write_rows(entries, entry_slots[tokens], entry.split(entries.layout.widths, dim=1))
-
-
-def _check(compressor: Compressor, states: KVCache, entries: KVCache, ratio: int, per_token: tuple[torch.Tensor, ...]) -> int:
-    """How many groups an entry is made of; LayoutError where states, entries and the compressor do not fit each other."""
-    wide, width = states.layout.widths[0], entries.layout.widths[0]
-    groups = wide // max(1, width)
-    if states.layout.name != "state" or groups not in (1, 2) or groups * width != wide:
-        raise LayoutError(
-            f"states of layout {states.layout.name!r} hold {wide} values per token; entries of {width} need a 'state' layout of "
-            f"{width}, or of {2 * width} where groups overlap"
-        )
-    page, span = entries.block_size * ratio, groups * ratio
-    if not min(page, span) <= states.block_size <= page:
-        raise LayoutError(
-            f"states keep {states.block_size} rows of a page of {page} tokens; an entry of {span} tokens needs {min(page, span)}"
-        )
-    tokens = compressor.kv.shape[0]
-    compressor.check("compressor", tokens, ratio, groups, width, None, states.storage.device)
-    counts = [tensor.shape[0] for tensor in per_token]
-    if set(counts) != {tokens}:
-        raise LayoutError(f"slots, requests and positions of {counts} tokens; the compressor has {tokens}")
-    return groups
 
 
 def _locate(states: KVCache, block_table: torch.Tensor, request: torch.Tensor, wanted: torch.Tensor, page: int) -> torch.Tensor:

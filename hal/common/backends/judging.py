@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from math import lcm
 
 from hal.common.contract.backend import Backend
 from hal.common.contract.capabilities import GRAPH_LEVELS, Capabilities
@@ -55,6 +56,15 @@ def _read_answer(found: Iterable[Reason]) -> tuple[Reason, ...]:
 def find_page_size(backend: type[Backend], request: Request) -> int:
     """The request's page size, or the one that a backend prefers for it; InputError where that is none."""
     return request.block_size or recall(("page", backend, request), lambda: _prefer_page_size(backend, request))
+
+
+def fit_page_size(backend: type[Backend], request: Request) -> int:
+    """find_page_size, made a multiple of what ranks and the tokens of a shared row ask for."""
+    interleave, shared = request.parallel.interleave, request.tokens_per_row
+    size = find_page_size(backend, request)
+    # Where tokens share a row, a page of two rows at least: one that fills a page costs a block table cell of its own.
+    unit = lcm(interleave, 2 * shared if shared > 1 else 1)
+    return -(-size // unit) * unit
 
 
 def _has_own_page_size(backend: type[Backend]) -> bool:

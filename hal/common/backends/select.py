@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from math import lcm
 
 from hal.common.contract.backend import CALLS_BY_FAMILY, PHASED_CALLS, Backend
 from hal.common.contract.capabilities import Capabilities
@@ -16,7 +15,7 @@ from hal.common.contract.selection import Selection
 from hal.common.contract.wording import say_count
 from hal.config.sizes import QUANTISED_INDEX
 
-from .judging import ask_hook, explain_refusal, find_failure, find_page_size
+from .judging import ask_hook, explain_refusal, find_failure, fit_page_size
 from .registry import backends, broken_candidates, find_backend, recall
 
 _logger = logging.getLogger(__name__)
@@ -101,7 +100,7 @@ def _make_selection(
 ) -> Selection:
     capabilities = _declared(chosen)
     kv_layout = capabilities.kv_layouts[request.family][0] if request.kv_layout == "auto" else request.kv_layout
-    block_size = request.block_size or _page_size(chosen, request)
+    block_size = request.block_size or fit_page_size(chosen, request)
     able = [chosen, *(cls for cls in _rank(request) if cls is not chosen and not verdicts[cls.name])]
     owns_index = request.layer.indexer is not None and request.layer.indexer.owns
     return Selection(
@@ -126,14 +125,6 @@ def _declared(cls: type[Backend]) -> Capabilities:
     if cls.capabilities is None:
         raise TypeError(f"{cls.name} declares no capabilities, so it cannot have been chosen")
     return cls.capabilities
-
-
-def _page_size(chosen: type[Backend], request: Request) -> int:
-    interleave, shared = request.parallel.interleave, request.tokens_per_row
-    size = find_page_size(chosen, request)
-    # Where tokens share a row, a page of two rows at least: one that fills a page costs a block table cell of its own.
-    unit = lcm(interleave, 2 * shared if shared > 1 else 1)
-    return -(-size // unit) * unit
 
 
 def _calls(request: Request) -> tuple[str, ...]:

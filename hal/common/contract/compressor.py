@@ -10,6 +10,8 @@ from .errors import LayoutError
 if TYPE_CHECKING:
     import torch
 
+    from .cache import KVCache
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressor:
@@ -62,3 +64,27 @@ class Compressor:
                     f"{name}.{field} is {dtype} {list(tensor.shape)} on {tensor.device}; expected a floating type "
                     f"{list(shape)} on {device.type}"
                 )
+
+
+def check_states(
+    compressor: Compressor, states: KVCache, entries: KVCache, ratio: int, per_token: tuple[torch.Tensor, ...]
+) -> int:
+    """How many groups an entry is made of; LayoutError where states, entries and the compressor do not fit each other."""
+    wide, width = states.layout.widths[0], entries.layout.widths[0]
+    groups = wide // max(1, width)
+    if states.layout.name != "state" or groups not in (1, 2) or groups * width != wide:
+        raise LayoutError(
+            f"states of layout {states.layout.name!r} hold {wide} values per token; entries of {width} need a 'state' layout of "
+            f"{width}, or of {2 * width} where groups overlap"
+        )
+    page, span = entries.block_size * ratio, groups * ratio
+    if not min(page, span) <= states.block_size <= page:
+        raise LayoutError(
+            f"states keep {states.block_size} rows of a page of {page} tokens; an entry of {span} tokens needs {min(page, span)}"
+        )
+    tokens = compressor.kv.shape[0]
+    compressor.check("compressor", tokens, ratio, groups, width, None, states.storage.device)
+    counts = [tensor.shape[0] for tensor in per_token]
+    if set(counts) != {tokens}:
+        raise LayoutError(f"slots, requests and positions of {counts} tokens; the compressor has {tokens}")
+    return groups

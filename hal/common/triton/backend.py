@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hal.common.contract.buffer import Buffer
     from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+    from hal.common.contract.compressor import Compressor
     from hal.common.contract.device import Device
     from hal.common.contract.limits import Limits
     from hal.common.contract.parallel import Parallel
@@ -26,9 +27,14 @@ if TYPE_CHECKING:
     from .specialisation import Specialisation
 
 PORTABLE = Capabilities(
-    families=frozenset({"attention", "mla", "sparse_mla"}),
+    families=frozenset({"attention", "mla", "sparse_mla", "compressed"}),
     dtypes=("bfloat16", "float16", "float32"),
-    kv_layouts={"attention": ("kv", "kv_fp8"), "mla": LATENTS, "sparse_mla": LATENTS},
+    kv_layouts={
+        "attention": ("kv", "kv_fp8"),
+        "mla": LATENTS,
+        "sparse_mla": LATENTS,
+        "compressed": ("latent", "compressed"),
+    },
     index_layouts=("indexer", "indexer_fp8"),
     rank={"*": 50},
     default_block_size=64,
@@ -231,3 +237,22 @@ class TritonBackend(Backend):
         from .merge import apply_sink
 
         return apply_sink(self.launcher.run, out, lse, sink)
+
+    def compress_states(
+        self,
+        compressor: Compressor,
+        states: KVCache,
+        entries: KVCache,
+        state_slots: torch.Tensor,
+        entry_slots: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        req_id: torch.Tensor,
+        positions: torch.Tensor,
+        block_table: torch.Tensor,
+        *,
+        ratio: int,
+    ) -> None:
+        from .compress import compress_states
+
+        where = (state_slots, entry_slots, query_start_loc, req_id, positions, block_table)
+        compress_states(self.launcher.run, compressor, states, entries, *where, ratio)

@@ -20,7 +20,7 @@ from .stored import Stored, store_of
 if TYPE_CHECKING:
     import torch
 
-READ_AND_WRITTEN = ("kv", "latent", "indexer", "kv_fp8", "latent_fp8", "fp8_ds_mla", "indexer_fp8")
+READ_AND_WRITTEN = ("kv", "latent", "indexer", "kv_fp8", "latent_fp8", "fp8_ds_mla", "indexer_fp8", "compressed")
 
 
 def write_launch(stored: Stored, parts: Sequence[Any], slots: Any) -> Launch:

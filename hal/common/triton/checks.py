@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hal.common.contract.call_values import KVCache
 
 
+# What lists of rows may be of.
+_ROWS = (*LATENTS, "compressed")
 # More parts than this cost more to join than they save.
 MAX_PARTS = 32
 
@@ -87,10 +89,10 @@ def check_segments(q: torch.Tensor, segments: tuple[Segment, ...], kv_lora_rank:
         width = sum(cache.layout.widths)
         if width != q.shape[2] or not 0 < kv_lora_rank <= width:
             raise BatchError(f"q is {q.shape[2]} wide and kv_lora_rank {kv_lora_rank}; the cache's rows have {width} elements")
-        if cache.layout.is_quantised and (cache.layout.name not in LATENTS or cache.layout.widths[0] != kv_lora_rank):
+        if cache.layout.is_quantised and (cache.layout.name not in _ROWS or cache.layout.widths[0] != kv_lora_rank):
             raise BatchError(
                 f"the cache is {cache.layout.name!r} with parts {list(cache.layout.widths)}; kv_lora_rank {kv_lora_rank} needs "
-                f"one of {', '.join(LATENTS)} whose first part it is"
+                f"one of {', '.join(_ROWS)} whose first part it is"
             )
         if not rows.shape[0] == valid.shape[0] == q.shape[0]:
             raise BatchError(f"{q.shape[0]} query tokens with {rows.shape[0]} lists of rows and {valid.shape[0]} counts")

@@ -33,8 +33,13 @@ def _explain(package: str, arch: str, dtype: str, needed: tuple[tuple[str, Width
 def needed_tiles(request: Request) -> Iterator[tuple[str, Widths]]:
     """(call, widths) of every kernel with a tile that a layer runs."""
     layer = request.layer
-    mla = layer.mla
-    if mla is None:
+    if layer.kind == "compressed":
+        known = request.kv_layout if request.kv_layout in layer.kv_layouts else "auto"
+        yield "sparse", latent_widths(layer_layout(layer, known, request.dtype))
+        if layer.indexer is not None:
+            yield "scores", Widths(main=layer.indexer.head_dim, sums_values=False)
+        return
+    if layer.mla is None:
         main, rest = split_width(layer.head_dim)
         yield "attend", Widths(main=main, rest=rest, value=layer.v_head_dim)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hal.common.backends.judging import explain_refusal
+from hal.common.backends.judging import explain_refusal, fit_page_size
 from hal.common.contract.backend import Backend
 from hal.common.contract.errors import NoBackend
 from hal.common.contract.request import Request
@@ -21,5 +21,5 @@ def list_portable(portable: type[Backend], package: str, request: Request) -> tu
     if reasons:
         text = "; ".join(map(str, reasons))
         raise NoBackend(f"{portable.name} compiles nothing for {request.describe()}: {text}", {portable.name: reasons})
-    block_size = request.block_size or portable.preferred_block_size(request)
-    return list_specialisations(read_machine(package, request.device.arch), request, block_size)
+    machine = read_machine(package, request.device.arch)
+    return list_specialisations(machine, request, fit_page_size(portable, request))

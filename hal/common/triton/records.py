@@ -25,7 +25,11 @@ def write_records_launch(stored: Stored, parts: Sequence[Any], slots: Any) -> La
         tables={"slots": slots},
         strides={"first_token": first.stride(0), "second_token": second.stride(0), "cache_row": stored.row},
         numbers={"page_stride": stored.page_stride, "num_slots": stored.num_slots, "amax_floor": float(blocks.amax_floor)},
-        constants={**_constants(stored, blocks), "IS_POWER": blocks.scale_format != "float32"},
+        constants={
+            **_constants(stored, blocks),
+            "IS_POWER": blocks.scale_format != "float32",
+            "ROUNDS": blocks.rounds_to_bf16,
+        },
         num_warps=1,
     )
 
@@ -59,6 +63,7 @@ def _constants(stored: Stored, blocks: BlockScaling) -> dict[str, int | bool]:
         "SHARE": blocks.block,
         **stored.record_constants(),
         "FP8": stored.fp8,
+        "IS_BYTE": blocks.scale_format == "ue8m0",
         "BLOCK": block_side(min(blocks.block, blocks.lanes)),
         "BLOCK_P": block_side(sum(stored.layout.widths) - blocks.lanes),
     }

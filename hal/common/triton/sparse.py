@@ -69,6 +69,7 @@ def sparse_launch(
             "num_heads": heads,
             "width": rows.shape[1],
             "num_rows": stored.num_rows,
+            "page_stride": stored.page_stride,
             "first_part": first_part,
         },
         constants={
@@ -82,6 +83,7 @@ def sparse_launch(
             "NUM_C": tile.num_c,
             "BLOCK_R": widths.block_rest,
             **stored.read_constants(),
+            **stored.mixed_constants(),
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

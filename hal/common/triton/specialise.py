@@ -9,10 +9,13 @@ from itertools import product
 from hal.common.contract.call_values import IndexerChunk
 from hal.common.contract.reason import Reason
 from hal.common.contract.request import Request
+from hal.common.planning.cache_parts import state_layout
+from hal.config import LayerShape
 from hal.config.dtypes import item_size
 
 from .attend import Keys, Mask, Queries, Results, attend_launch, attend_passes, listed_keys, paged_keys
 from .cache import read_launch, write_launch
+from .compress import Mixture, Places, mix_launch
 from .launch import Launch
 from .merge import join_launch, merge_launch, sink_launch
 from .operands import NO_RANGES, Ranges
@@ -32,6 +35,8 @@ _PARTS = 2
 # Numbers of keys, each with one more factor of 2.
 _KEYS = tuple(256 + (1 << power) for power in range(5))
 # Query lengths whose tiles differ: up to the tallest tile, by powers of two, since one token may be any number of rows.
+# Widths of lists whose classes differ, and the powers of two that cover them.
+_LIST_WIDTHS = tuple(width for power in range(4, 11) for width in (*((1,) if power == 4 else ()), (1 << power) - 1, 1 << power))
 _QUERY_LENS = tuple(1 << power for power in range(9))
 
 
@@ -56,6 +61,9 @@ def _launches(machine: Machine, request: Request, block_size: int) -> Iterator[L
     layer, dtype = request.layer, request.dtype
     layout = kv_layout(request)
     caches = stand_ins(layout, block_size)
+    if layer.kind == "compressed":
+        yield from _compressed_launches(machine, request, block_size)
+        return
     yield from _cache_launches(caches, dtype)
     if layer.mla is None:
         for stored in caches:
@@ -72,6 +80,64 @@ def _launches(machine: Machine, request: Request, block_size: int) -> Iterator[L
     yield from _varlen_launches(machine, request)
     yield from _result_launches(request, layer.v_head_dim)
     yield from _result_launches(request, layer.mla.kv_lora_rank)
+
+
+def _compressed_launches(machine: Machine, request: Request, block_size: int) -> Iterator[Launch]:
+    """Writes to a window and to entries, what makes these, and attention to lists of both."""
+    layer, ratio = request.layer, request.layer.compress_ratio
+    pages = (block_size, block_size // ratio) if ratio else (block_size,)
+    stored = [each for page in pages for each in stand_ins(kv_layout(request), page)]
+    yield from _cache_launches(stored[:1], request.dtype)
+    if layer.owns_entries:
+        yield from _entry_launches(request, stored[-1], layer.head_dim, block_size)
+    if layer.indexer is not None:
+        yield from _indexer_launches(machine, request, block_size)
+    # What no indexer picks is the last so many positions, of a window or of all entries.
+    for page in pages:
+        yield from _list_rows(request, page)
+    for each in stored:
+        yield from _sparse_launches(machine, request, each)
+    yield from _result_launches(request, layer.head_dim)
+
+
+def _entry_launches(request: Request, entries: Stored, width: int, block_size: int) -> Iterator[Launch]:
+    """A step's states are written, and the entries that are made of them, normalised or not and rotated or not."""
+    layer = request.layer
+    ratio = layer.compress_ratio or layer.tokens_per_index_key
+    span = layer.compress_span or ratio
+    wide, pairs = span // ratio * width, (layer.rope_head_dim or 0) // 2
+    slots, ints, kv = stand_in("int64", _TOKENS), stand_in("int32", _TOKENS), stand_in("float32", _TOKENS, wide)
+    kept = min(block_size, span + request.num_spec_tokens)
+    (states,) = stand_ins(state_layout(wide, request.dtype), kept)
+    places = Places(
+        entry_slots=slots, query_start_loc=ints, req_id=ints, positions=slots, block_table=stand_in("int32", _REQUESTS, 128)
+    )
+    mixed, angles = stand_in("float32", _TOKENS, width), stand_in("float32", _TOKENS, pairs)
+    for norm, turns in product((None, stand_in("float32", width)), dict.fromkeys((None, angles if pairs else None))):
+        mixture = Mixture(
+            kv=kv,
+            score=kv,
+            states=states,
+            width=width,
+            ratio=ratio,
+            page=block_size,
+            norm=norm,
+            eps=1e-6,
+            cos=turns,
+            sin=turns,
+        )
+        yield mix_launch(mixture, places, mixed)
+    yield write_launch(states, [kv, kv], slots)
+    # Parts of an entry are views of its row.
+    parts = [spaced("float32", _TOKENS, each, width) for each in entries.layout.widths if each]
+    yield write_launch(entries, parts, slots)
+
+
+def _list_rows(request: Request, page: int) -> Iterator[Launch]:
+    ints, batch = stand_in("int32", _TOKENS), _batch(_TOKENS)
+    for width in _LIST_WIDTHS:
+        ids = stand_in("int32", _TOKENS, width)
+        yield rows_launch(ids, ints, batch.block_table, batch.seq_lens, ids, ints, page, page, request.parallel)
 
 
 def _cache_launches(caches: Sequence[Stored], dtype: str) -> Iterator[Launch]:
@@ -156,13 +222,20 @@ def _sparse_launches(machine: Machine, request: Request, stored: Stored) -> Iter
     widths, valid = latent_widths(stored.layout), stand_in("int32", _TOKENS)
     for heads in _query_heads(request):
         tile = choose_tile(machine, "sparse", widths, dtype, heads)
-        if isinstance(tile, Reason) or layer.indexer is None:
+        if isinstance(tile, Reason):
             return
         q = stand_in(dtype, _TOKENS, heads, widths.main + widths.rest)
         written = _results(dtype, _TOKENS, heads, widths.main, _has_inner_sink(request))
-        for rows, results in product(id_rows(_TOKENS, layer.indexer.width), written):
+        for rows, results in product(_row_lists(layer), written):
             listed = Rows(stored=stored, rows=rows, valid=valid)
             yield sparse_launch(tile, widths, q, listed, results, layer.softmax_scale, 0, results.out.shape[0])
+
+
+def _row_lists(layer: LayerShape) -> tuple[StandIn, ...]:
+    """Lists of rows of every class: those that an indexer picks, and of compressed layers any number of last ones."""
+    if layer.kind == "compressed":
+        return tuple(stand_in("int32", _TOKENS, width) for width in _LIST_WIDTHS[:3])
+    return () if layer.indexer is None else id_rows(_TOKENS, layer.indexer.width)
 
 
 def _results(dtype: str, tokens: int, heads: int, width: int, has_sink: bool) -> Iterator[Results]:
@@ -183,12 +256,14 @@ def _indexer_launches(machine: Machine, request: Request, block_size: int) -> It
     if indexer.owns:
         (keys,) = stand_ins(index_keys_layout(request), block_size // request.layer.tokens_per_index_key)
         yield from _cache_launches((keys,), dtype)
+        if request.layer.tokens_per_index_key > 1:
+            yield from _entry_launches(request, keys, indexer.head_dim, block_size)
         tile = choose_tile(machine, "scores", Widths(main=indexer.head_dim, sums_values=False), dtype, indexer.num_heads)
         scores = stand_in("float32", _TOKENS, _COLUMNS)
         if isinstance(tile, Tile):
             iq = stand_in(dtype, _TOKENS, indexer.num_heads, indexer.head_dim)
             # Keys of pools are counted by their stops, those of a rank's share by both ends.
-            ends = {0, 1} if indexer.pool > 1 else {0}
+            ends = {0, 1} if request.layer.tokens_per_index_key > 1 else {0}
             for number in {2} if request.parallel.dcp > 1 else ends:
                 yield _score(tile, iq, keys, batch, scores, _ranges(number))
         picked = topk if indexer.pool == 1 else stand_in("int32", _TOKENS, best)
@@ -196,8 +271,9 @@ def _indexer_launches(machine: Machine, request: Request, block_size: int) -> It
         if indexer.pool > 1:
             for some in id_rows(_TOKENS, best):
                 yield expand_launch(some, ints, topk, indexer.pool)
+    page = block_size // (request.layer.compress_ratio or 1)
     for chosen in id_rows(_TOKENS, indexer.width):
-        yield rows_launch(chosen, ints, batch.block_table, batch.seq_lens, topk, ints, block_size, block_size, request.parallel)
+        yield rows_launch(chosen, ints, batch.block_table, batch.seq_lens, topk, ints, page, page, request.parallel)
 
 
 def _score(tile: Tile, iq: StandIn, keys: Stored, batch: _Batch, scores: StandIn, ranges: Ranges) -> Launch:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 FP8_KINDS = {"e4m3fn": 1, "e4m3fnuz": 2}
 # What hal.common.triton.kernels calls the places of scales.
-NO_SCALES, ONE_SCALE, PART_SCALES, HEAD_SCALES, RECORD_SCALES = range(5)
+NO_SCALES, ONE_SCALE, PART_SCALES, HEAD_SCALES, RECORD_SCALES, BYTE_SCALES = range(6)
 _SCALE_BYTES = 4
 # The layouts whose row is one key, and its first part the value.
 LATENTS = ("latent", "latent_fp8", "fp8_ds_mla")
@@ -62,7 +62,7 @@ class Stored:
     def scale_kind(self) -> int:
         """Where the scales are, and how many there are of them."""
         if self.layout.blocks is not None:
-            return RECORD_SCALES
+            return BYTE_SCALES if self.layout.blocks.scale_format == "ue8m0" else RECORD_SCALES
         if self.scales is None:
             return NO_SCALES
         if len(self.scales.shape) == 2:
@@ -85,6 +85,19 @@ class Stored:
             "SCALE_AT": places["SCALE_AT"],
             "PLAIN_AT": places["PLAIN_AT"],
             "IS_ALIGNED": blocks is None or self.is_aligned,
+        }
+
+    def mixed_constants(self) -> dict[str, int]:
+        """How a row is read that is a value as a whole, with bytes and plain lanes in it; zeros where a row is none such."""
+        blocks = self.layout.blocks
+        if blocks is None or self.scale_kind != BYTE_SCALES:
+            return dict.fromkeys(("LANES", "PIECE", "SCALE_ROW", "PAGE"), 0)
+        places = _record_constants(self.layout, self.block_size)
+        return {
+            "LANES": blocks.lanes,
+            "PIECE": places["PIECE"],
+            "SCALE_ROW": places["SCALE_ROW"],
+            "PAGE": self.block_size,
         }
 
     def record_constants(self) -> dict[str, int | bool]:

@@ -119,13 +119,13 @@ def split_width(width: int) -> tuple[int, int]:
 
 def latent_widths(layout: Layout) -> Widths:
     """What a tile has to hold of a latent row."""
-    (lora,), (rope,) = layout.parts
-    return Widths(main=lora, rest=rope, splits=True, share=most_at_once(layout))
+    lora, *rest = layout.widths
+    return Widths(main=lora, rest=sum(rest), splits=True, share=most_at_once(layout))
 
 
 def most_at_once(layout: Layout) -> int:
-    """The most lanes of a latent row in a piece: those that share a scale, or as many bytes as registers take; 0 for any."""
-    if layout.blocks is not None:
+    """The most lanes of a latent row in a piece: those of one fp32 scale, or as many bytes as registers take; 0 for any."""
+    if layout.blocks is not None and layout.blocks.scale_format != "ue8m0":
         return layout.blocks.block
     return _MOST_BYTES if layout.is_quantised else 0
 

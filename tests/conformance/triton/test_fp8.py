@@ -16,6 +16,7 @@ from hal.common.contract.layouts import (
     Layout,
     attention_fp8_layout,
     change_variant,
+    compressed_layout,
     fp8_ds_mla_layout,
     index_fp8_layout,
     latent_fp8_layout,
@@ -39,6 +40,9 @@ LAYOUTS: dict[str, Layout] = {
     "records_of_powers": fp8_ds_mla_layout(160, 16, power_of_two_scales=True),
     "records_at_odd_addresses": fp8_ds_mla_layout(33, 6),
     "records_without_a_rotary_part": fp8_ds_mla_layout(256, 0),
+    "compressed": compressed_layout(144, 16),
+    "compressed_of_one_scale": compressed_layout(48, 16),
+    "compressed_at_odd_addresses": compressed_layout(73, 6),
     "heads": attention_fp8_layout(2, 24, 40),
     "one_head": attention_fp8_layout(1, 20, 12),
     "index_keys": index_fp8_layout(128),
@@ -136,6 +140,22 @@ def test_latents_are_attended_to_as_on_the_cpu(name: str, variant: str, dtype: t
     rows = torch.randperm(PAGES * PAGE, generator=make_generator(name))[:32].int().view(4, 8)
     segment = Segment(filled.cache, rows, torch.tensor([8, 3, 0, 7], dtype=torch.int32))
     _compare(filled, lambda backend: backend.sparse_mla(q, [segment], kv_lora_rank=lora, **options), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name.startswith("compressed")])
+def test_compressed_rows_are_attended_to_as_on_the_cpu(name: str, variant: str, dtype: torch.dtype) -> None:
+    """A row is key and value as a whole, in two lists of pages of different sizes."""
+    filled = make(name, variant)
+    (width,) = filled.cache.layout.widths
+    q = (torch.randn(4, 3, width, generator=make_generator(name)) * 0.05).to(dtype)
+    rows = torch.randperm(PAGES * PAGE, generator=make_generator(name))[:32].int().view(4, 8)
+    counts = torch.tensor([8, 3, 0, 7], dtype=torch.int32)
+    lists = [Segment(filled.cache, rows, counts), Segment(filled.cache, rows.flip(0), counts)]
+    options = {"kv_lora_rank": width, "softmax_scale": 0.1, "need_lse": True}
+    for segments in (lists[:1], lists):
+        _compare(filled, lambda backend, segments=segments: backend.sparse_mla(q, segments, **options), dtype)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

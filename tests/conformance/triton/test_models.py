@@ -83,6 +83,29 @@ def shared_indexer() -> Any:
     return transformers.GlmMoeDsaConfig(**kwargs)
 
 
+def compressed() -> Any:
+    kwargs = COMMON | {"num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 32, "qk_rope_head_dim": 8}
+    return transformers.DeepseekV4Config(
+        **kwargs,
+        q_lora_rank=32,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        hc_mult=2,
+        hc_sinkhorn_iters=2,
+        num_hash_layers=1,
+        sliding_window=6,
+        o_groups=2,
+        o_lora_rank=16,
+        index_n_heads=16,
+        index_head_dim=16,
+        index_topk=2,
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        tie_word_embeddings=False,
+    )
+
+
 def composite() -> Any:
     vision = transformers.CLIPVisionConfig(
         hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
@@ -106,7 +129,9 @@ def save(config: Any, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[llama, windowed, deepseek, shared_indexer, composite], ids=lambda make: make.__name__)
+@pytest.fixture(
+    scope="module", params=[llama, windowed, deepseek, shared_indexer, compressed, composite], ids=lambda make: make.__name__
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(request.param(), tmp_path_factory.mktemp(request.param.__name__))
 

@@ -9,6 +9,7 @@ from .stored import (
     find_scales,
     load_halves,
     load_parts,
+    load_scale_bytes,
     load_scales,
     spread_lanes,
     store_halves,
@@ -47,6 +48,7 @@ def write_records(
     LANES: tl.constexpr,
     SHARE: tl.constexpr,
     IS_POWER: tl.constexpr,
+    ROUNDS: tl.constexpr,
     PIECE: tl.constexpr,
     SCALE_AT: tl.constexpr,
     SCALE_ROW: tl.constexpr,
@@ -55,6 +57,7 @@ def write_records(
     TILE_BYTES: tl.constexpr,
     IS_ALIGNED: tl.constexpr,
     FP8: tl.constexpr,
+    IS_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
@@ -76,17 +79,26 @@ def write_records(
         lane = number * SHARE + tl.arange(0, BLOCK)
         is_lane = (tl.arange(0, BLOCK) < SHARE) & (lane < LANES)
         value = load_parts(first, second, lane, FIRST, SECOND, is_lane)
+        if ROUNDS:
+            value = value.to(tl.bfloat16).to(tl.float32)
         scale = find_scale(value, amax_floor, FP8, IS_POWER)
         to = lanes_at + spread_lanes(lane, TILE_TOKENS, TILE_BYTES)
         tl.store(to, encode_fp8(tl.div_rn(value, scale), FP8), mask=is_lane)
         scales_at = find_scales(cache, page, offset, cache_row, page_stride, PIECE, SCALE_AT, SCALE_ROW)
-        store_scale(scales_at + 4 * number, scale, IS_ALIGNED)
+        if IS_BYTE:
+            tl.store(scales_at + number, (scale.to(tl.uint32, bitcast=True) >> 23).to(tl.uint8))
+        else:
+            store_scale(scales_at + 4 * number, scale, IS_ALIGNED)
     else:
         PLAIN: tl.constexpr = FIRST + SECOND - LANES
         if PLAIN > 0:
             column = tl.arange(0, BLOCK_P)
             plain = load_parts(first, second, LANES + column, FIRST, SECOND, column < PLAIN)
             store_halves(lanes_at + PLAIN_AT, plain, column < PLAIN, IS_ALIGNED)
+        if IS_BYTE:
+            scales_at = find_scales(cache, page, offset, cache_row, page_stride, PIECE, SCALE_AT, SCALE_ROW)
+            for spare in tl.static_range((LANES + SHARE - 1) // SHARE, SCALE_ROW):
+                tl.store(scales_at + spare, tl.zeros([], tl.uint8))
 
 
 @triton.jit(do_not_specialize=["num_rows", "page_stride"], do_not_specialize_on_alignment=["rows"])
@@ -111,6 +123,7 @@ def read_records(
     TILE_BYTES: tl.constexpr,
     IS_ALIGNED: tl.constexpr,
     FP8: tl.constexpr,
+    IS_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
@@ -135,7 +148,10 @@ def read_records(
         lane = number * SHARE + tl.arange(0, BLOCK)
         is_lane = (tl.arange(0, BLOCK) < SHARE) & (lane < LANES)
         scales_at = find_scales(cache, page, offset, cache_row, page_stride, PIECE, SCALE_AT, SCALE_ROW)
-        scale = load_scales(scales_at + 4 * number, is_there, IS_ALIGNED)
+        if IS_BYTE:
+            scale = load_scale_bytes(scales_at + number, is_there)
+        else:
+            scale = load_scales(scales_at + 4 * number, is_there, IS_ALIGNED)
         code = tl.load(lanes_at + spread_lanes(lane, TILE_TOKENS, TILE_BYTES), mask=tl.where(is_there, is_lane, False), other=0)
         value = decode_fp8(code, FP8) * fp8_unit(FP8) * scale
         store_parts(first, second, value, lane, FIRST, SECOND, 0, LANES, is_lane)

@@ -5,11 +5,11 @@ import triton.language as tl
 
 from .fp8 import fp8_unit
 from .softmax import finish_rows, fold_tile, load_rows, multiply, sink_share
-from .stored import load_factor, load_lanes, load_rest, load_scales
+from .stored import load_factor, load_lanes, load_mixed, load_rest, load_scales
 
 
 @triton.jit(
-    do_not_specialize=["scale", "num_heads", "width", "num_rows", "first_part", "out_part", "lse_part"],
+    do_not_specialize=["scale", "num_heads", "width", "num_rows", "page_stride", "first_part", "out_part", "lse_part"],
     do_not_specialize_on_alignment=["valid", "lse", "scales", "sink"],
 )
 def attend_rows(
@@ -34,6 +34,7 @@ def attend_rows(
     num_heads,
     width,
     num_rows,
+    page_stride,
     first_part,
     MAIN: tl.constexpr,
     REST: tl.constexpr,
@@ -50,12 +51,17 @@ def attend_rows(
     SCALE_AT: tl.constexpr,
     PLAIN_AT: tl.constexpr,
     IS_ALIGNED: tl.constexpr,
+    LANES: tl.constexpr,
+    PIECE: tl.constexpr,
+    SCALE_ROW: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     """A program: BLOCK_M heads of one token, one part of its list, BLOCK_C columns of the latent.
 
     Grid: (tokens * head tiles * NUM_C, parts). With NUM_C above 1 every program computes the scores over the whole row, piece
     by piece, and adds up one piece of the values, so that its sum fits the registers. Part p writes slice first_part + p. What is
-    stored as bytes meets the queries as it is: its scales are those of scores and weights.
+    stored as bytes meets the queries as it is: its scales are those of scores and weights. With LANES above 0 a row is a record
+    of so many bytes and plain lanes behind them, which are values, too: it is read as what it stands for.
     """
     program = tl.program_id(0)
     part = tl.program_id(1)
@@ -88,9 +94,21 @@ def attend_rows(
         at = tl.load(rows + token * rows_token + n, mask=n < stop, other=-1)
         is_there = at.to(tl.uint32, bitcast=True) < num_rows.to(tl.uint32)
         keys = cache + at.to(tl.int64) * cache_row
+        if LANES > 0:
+            page = (at // page_stride).to(tl.int64)
+            offset = at % page_stride
+            # Pieces end behind their page's tokens.
+            is_there = is_there & (offset < PAGE)
+            keys = cache + page * cache_row + offset * PIECE
+            scales_at = cache + page * cache_row + SCALE_AT + offset * SCALE_ROW
         scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         if NUM_C == 1:
-            value = load_lanes(keys, is_there, columns, MAIN, BLOCK_C, FP8, kind)
+            if LANES > 0:
+                value = load_mixed(
+                    keys, scales_at, is_there, 0, BLOCK_C, MAIN, LANES, SHARE, PLAIN_AT, True, LANES < MAIN, FP8, IS_ALIGNED, kind
+                )
+            else:
+                value = load_lanes(keys, is_there, columns, MAIN, BLOCK_C, FP8, kind)
             scores = multiply(q_main, tl.trans(value), scores)
             if SCALES == 4:
                 block_scale = load_scales(keys + SCALE_AT, is_there, IS_ALIGNED) * fp8_unit(FP8)
@@ -100,7 +118,25 @@ def attend_rows(
             again = queries + tl.minimum(first_n, 0)
             for c in tl.static_range((MAIN + BLOCK_C - 1) // BLOCK_C):
                 q_piece = load_rows(again, is_live, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C)
-                k_piece = load_lanes(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C, FP8, kind)
+                if LANES > 0:
+                    k_piece = load_mixed(
+                        keys,
+                        scales_at,
+                        is_there,
+                        c * BLOCK_C,
+                        BLOCK_C,
+                        MAIN,
+                        LANES,
+                        SHARE,
+                        PLAIN_AT,
+                        c * BLOCK_C < LANES,
+                        c * BLOCK_C + BLOCK_C > LANES,
+                        FP8,
+                        IS_ALIGNED,
+                        kind,
+                    )
+                else:
+                    k_piece = load_lanes(keys, is_there, c * BLOCK_C + columns, MAIN, NUM_C * BLOCK_C, FP8, kind)
                 if SCALES == 4:
                     block_scale = load_scales(keys + (SCALE_AT + 4 * (c * BLOCK_C // SHARE)), is_there, IS_ALIGNED) * fp8_unit(
                         FP8
@@ -109,7 +145,13 @@ def attend_rows(
                     scores += products * block_scale[None, :]
                 else:
                     scores = multiply(q_piece, tl.trans(k_piece), scores)
-            value = load_lanes(keys, is_there, values, MAIN, NUM_C * BLOCK_C, FP8, kind)
+            if LANES > 0:
+                first = piece * BLOCK_C
+                value = load_mixed(
+                    keys, scales_at, is_there, first, BLOCK_C, MAIN, LANES, SHARE, PLAIN_AT, True, True, FP8, IS_ALIGNED, kind
+                )
+            else:
+                value = load_lanes(keys, is_there, values, MAIN, NUM_C * BLOCK_C, FP8, kind)
         if REST > 0:
             k_rest = load_rest(keys, is_there, rest, MAIN, REST, BLOCK_R, PLAIN_AT, FP8, IS_ALIGNED, kind)
             scores = multiply(q_rest, tl.trans(k_rest), scores)

@@ -7,7 +7,7 @@ page's tokens; cache_row is a page's bytes then. With TILE_TOKENS above 0 pieces
 import triton
 import triton.language as tl
 
-from .fp8 import decode_fp8
+from .fp8 import decode_fp8, fp8_unit
 from .softmax import load_rows
 
 
@@ -60,6 +60,61 @@ def load_scales(at, is_there, IS_ALIGNED: tl.constexpr):
     for byte in tl.static_range(1, 4):
         bits |= tl.load(at + byte, mask=is_there, other=0).to(tl.uint32) << (8 * byte)
     return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_scale_bytes(at, is_there):
+    """Scales that are powers of two, each its exponent in a byte; zeros for absent ones, NaN for the byte 255."""
+    exponent = tl.load(at, mask=is_there, other=127).to(tl.uint32)
+    # The power that byte 0 stands for is no normal number.
+    bits = tl.where(exponent == 0, 4194304, exponent << 23)
+    bits = tl.where(exponent == 255, 2143289344, bits).to(tl.uint32)
+    return tl.where(is_there, bits.to(tl.float32, bitcast=True), 0.0)
+
+
+@triton.jit
+def load_mixed(
+    lanes_at,
+    scales_at,
+    is_there,
+    first,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+    SHARE: tl.constexpr,
+    PLAIN_AT: tl.constexpr,
+    HAS_LANES: tl.constexpr,
+    HAS_PLAIN: tl.constexpr,
+    FP8: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
+    kind: tl.constexpr,
+):
+    """A tile [rows, BLOCK] of a record's values from column `first` on, a multiple of BLOCK, zeros for what is absent.
+
+    LANES of them are bytes with a scale in a byte for SHARE of them, the others bf16 behind those: HAS_LANES and HAS_PLAIN say
+    which the tile may have. e4m3 times a power of two is exact in every type that attention has.
+    """
+    columns = first + tl.arange(0, BLOCK)
+    tile = tl.zeros([is_there.shape[0], BLOCK], tl.float32)
+    if HAS_LANES:
+        codes = tl.load(lanes_at[:, None] + columns[None, :], mask=is_there[:, None] & (columns < LANES)[None, :], other=0)
+        SHARED: tl.constexpr = SHARE if SHARE < BLOCK else BLOCK
+        numbers = first // SHARE + tl.arange(0, BLOCK // SHARED)
+        is_scale = is_there[:, None] & (numbers * SHARE < LANES)[None, :]
+        scales = load_scale_bytes(scales_at[:, None] + numbers[None, :], is_scale) * fp8_unit(FP8)
+        parts = tl.reshape(decode_fp8(codes, FP8), [is_there.shape[0], BLOCK // SHARED, SHARED])
+        tile = tl.reshape(parts * scales[:, :, None], [is_there.shape[0], BLOCK])
+    if HAS_PLAIN:
+        is_plain = is_there[:, None] & ((columns >= LANES) & (columns < WIDTH))[None, :]
+        at = lanes_at[:, None] + (PLAIN_AT + 2 * (columns - LANES))[None, :]
+        if IS_ALIGNED:
+            plain = tl.load(at.to(tl.pointer_type(tl.bfloat16)), mask=is_plain, other=0.0).to(tl.float32)
+        else:
+            low = tl.load(at, mask=is_plain, other=0).to(tl.uint32)
+            high = tl.load(at + 1, mask=is_plain, other=0).to(tl.uint32)
+            plain = ((low << 16) | (high << 24)).to(tl.float32, bitcast=True)
+        tile = tl.where((columns < LANES)[None, :], tile, plain)
+    return tile.to(kind)
 
 
 @triton.jit
