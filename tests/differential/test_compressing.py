@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import hal
 from hal import Compressor
 from hal.common.contract.call_values import KVCache
-from hal.common.contract.layouts import latent_layout
-from hal.common.planning.cache_parts import state_layout
+from hal.common.contract.layouts import latent_layout, state_layout
 from hal.config import read_shape
 from hal.testing.suite.placement import place_of
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hal.common.contract.errors import InputError
-from hal.common.contract.layouts import Layout, layer_index_layout, layer_layout
+from hal.common.contract.layouts import Layout, layer_index_layout, layer_layout, state_layout
 from hal.common.contract.parallel import Parallel
 from hal.common.contract.selection import Selection
 from hal.config import LayerShape, ModelShape
@@ -69,11 +69,6 @@ def check_entry_sources(shape: ModelShape) -> None:
                 f"layer {layer.layer_id} reads one entry per {layer.compress_ratio} tokens from layer {layer.entry_source}, "
                 f"which makes {made}"
             )
-
-
-def state_layout(width: int, dtype: str) -> Layout:
-    """What a compressor remembers of one token: its values and its scores with the position's bias, both [width], in fp32."""
-    return Layout(name="state", dtype="float64" if dtype == "float64" else "float32", parts=((width,), (width,)))
 
 
 def _state(part: str, width: int, layer: LayerShape, dtype: str, num_spec_tokens: int) -> CachePart:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from hal.common.contract.call_values import IndexerChunk
+from hal.common.contract.layouts import state_layout
 from hal.common.contract.reason import Reason
 from hal.common.contract.request import Request
-from hal.common.planning.cache_parts import state_layout
 from hal.config import LayerShape
 from hal.config.dtypes import item_size
 

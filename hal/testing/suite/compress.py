@@ -13,8 +13,7 @@ from hal.common.contract.call_values import KVCache
 from hal.common.contract.capabilities import Capabilities
 from hal.common.contract.compressor import Compressor
 from hal.common.contract.errors import LayoutError
-from hal.common.contract.layouts import Layout, index_layout, latent_layout
-from hal.common.planning.cache_parts import state_layout
+from hal.common.contract.layouts import Layout, index_layout, latent_layout, state_layout
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import BATCHES, DECODE, MIXED, BatchCase, page_boundaries

@@ -13,9 +13,8 @@ from hal.common.contract.backend import Backend
 from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
 from hal.common.contract.capabilities import Capabilities
 from hal.common.contract.compressor import Compressor
-from hal.common.contract.layouts import UNQUANTISED, Layout, index_layout, latent_layout
+from hal.common.contract.layouts import UNQUANTISED, Layout, index_layout, latent_layout, state_layout
 from hal.common.contract.parallel import Parallel
-from hal.common.planning.cache_parts import state_layout
 from hal.testing.arguments import Path
 from hal.testing.case import Sizes
 from hal.testing.cases import BatchCase, start_loc

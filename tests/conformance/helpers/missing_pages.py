@@ -7,9 +7,8 @@ import torch
 from hal.common.contract.backend import Backend
 from hal.common.contract.call_values import KVCache, PagedBatch, Segment
 from hal.common.contract.compressor import Compressor
-from hal.common.contract.layouts import Layout, attention_layout, index_layout, latent_layout
+from hal.common.contract.layouts import Layout, attention_layout, index_layout, latent_layout, state_layout
 from hal.common.contract.parallel import Parallel
-from hal.common.planning.cache_parts import state_layout
 from hal.testing import reference
 from hal.testing.cases import MIXED
 from hal.testing.compare import expect_close

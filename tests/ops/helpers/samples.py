@@ -23,9 +23,9 @@ from hal.common.contract.layouts import (
     index_layout,
     latent_fp8_layout,
     latent_layout,
+    state_layout,
 )
 from hal.common.contract.parallel import Parallel
-from hal.common.planning.cache_parts import state_layout
 from hal.config.dtypes import item_size
 
 HEADS, WIDTH, PAGE, LORA, ROPE = 4, 8, 4, 8, 4

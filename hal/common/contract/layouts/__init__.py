@@ -13,6 +13,7 @@ from .make import (
     index_layout,
     latent_fp8_layout,
     latent_layout,
+    state_layout,
 )
 from .row_layout import BlockScaling
 from .tables import block_table_width
@@ -35,4 +36,5 @@ __all__ = [
     "latent_layout",
     "layer_index_layout",
     "layer_layout",
+    "state_layout",
 ]

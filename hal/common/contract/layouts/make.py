@@ -119,6 +119,11 @@ def compressed_layout(head_dim: int, rope_head_dim: int, fp8: str = "e4m3fn") ->
     )
 
 
+def state_layout(width: int, dtype: str) -> Layout:
+    """What a compressor remembers of one token: its values and its scores with the position's bias, both [width], in fp32."""
+    return Layout(name="state", dtype="float64" if dtype == "float64" else "float32", parts=((width,), (width,)))
+
+
 def change_variant(layout: Layout, fp8: str) -> Layout:
     """The same layout in another e4m3 variant; itself where it holds no fp8."""
     if layout.fp8 is None:
