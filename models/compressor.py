@@ -16,8 +16,7 @@ import torch
 from hal.common.backends.kernels import kernels
 from hal.common.contract.call_values import IndexInputs, KVCache
 from hal.common.contract.compressor import Compressor
-from hal.common.contract.layouts import latent_layout
-from hal.common.planning.cache_parts import state_layout
+from hal.common.contract.layouts import latent_layout, state_layout
 from hal.config import LayerShape
 
 from .binding import Step
