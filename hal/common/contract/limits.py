@@ -8,6 +8,9 @@ from hal.config.values import LARGEST
 
 from .errors import InputError
 
+MAX_CONTEXT_ROWS = 65536
+"""The most tokens of earlier steps that are gathered at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hal.common.contract.buffer import Buffer
 from hal.common.contract.choice_kind import ChoiceKind, choice_kind, list_kinds
 from hal.common.contract.errors import InputError
-from hal.common.contract.limits import Limits
+from hal.common.contract.limits import MAX_CONTEXT_ROWS, Limits
 from hal.common.contract.parallel import Parallel
 from hal.config import ModelShape
 from hal.config.dtypes import item_size
@@ -17,7 +17,6 @@ from hal.config.dtypes import item_size
 if TYPE_CHECKING:
     from hal.common.contract.cache_groups import CacheGroup
 
-_MAX_CONTEXT_ROWS = 65536
 # Keys and values that are expanded from latents at once; more heads than fit are taken one run after the other.
 MAX_EXPANDED_BYTES = 256 * 2**20
 
@@ -29,7 +28,7 @@ def context_rows(limits: Limits, block_size: int, parallel: Parallel, topk: int 
     request's choice, since longer contexts are read sparsely.
     """
     alignment = block_size if parallel.dcp == 1 else lcm(block_size, parallel.dcp * parallel.interleave)
-    rows = min(max(8 * limits.max_model_len, 4 * limits.max_num_seqs * block_size), _MAX_CONTEXT_ROWS)
+    rows = min(max(8 * limits.max_model_len, 4 * limits.max_num_seqs * block_size), MAX_CONTEXT_ROWS)
     if topk is not None:
         rows = max(min(rows, limits.max_num_seqs * topk), block_size)
     rows = min(rows, -(-limits.max_model_len // block_size) * block_size * limits.max_num_seqs)

@@ -10,6 +10,7 @@ from hal.common.contract.dense import dense_batch, dense_numbers, dense_rows, re
 from hal.common.contract.errors import BatchError, InputError
 
 from .checks import check_keys, check_query, count_parts, plain_name, prepare_results, require_tile
+from .choice import mark_choice
 from .launch import Launch
 from .merge import join_launch
 from .operands import NO_RANGES, Ranges, key_ranges, read_sink
@@ -48,7 +49,8 @@ class Keys:
     """Where keys and values lie. Strides in elements; lengths: int32 [requests], or [requests + 1] where keys lie end to end.
 
     table: None where they do. value: elements of a value; pages: how many there are. stored: how a cache keeps them, None for
-    keys of the queries' type. ranges: which of them each query sees, in place of a mask.
+    keys of the queries' type. ranges: which of them each query sees, in place of a mask. choice: int32 [tokens, words], a bit
+    for each key of its request that a query may see; None for all.
     """
 
     call: str
@@ -69,6 +71,7 @@ class Keys:
     pages: int = 0
     stored: Stored | None = None
     ranges: Ranges = NO_RANGES
+    choice: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,7 @@ def paged_keys(stored: Stored, value_rows: Any, batch: Any, ranges: Ranges = NO_
     )
 
 
-def listed_keys(k: Any, v: Any, start_loc: Any, max_length: int) -> Keys:
+def listed_keys(k: Any, v: Any, start_loc: Any, max_length: int, choice: Any = None) -> Keys:
     """The keys and values [keys, kv_heads, width] that lie end to end, request by request."""
     main, rest = split_width(k.shape[2])
     return Keys(
@@ -142,6 +145,7 @@ def listed_keys(k: Any, v: Any, start_loc: Any, max_length: int) -> Keys:
         value=v.shape[2],
         lengths=start_loc,
         max_length=max_length,
+        choice=choice,
     )
 
 
@@ -180,6 +184,7 @@ def attend_launch(
             "q_start_loc": queries.start_loc,
             "k_lens": keys.lengths,
             **keys.ranges.tables(queries.start_loc),
+            "choice": queries.start_loc if keys.choice is None else keys.choice,
             "scales": queries.start_loc if scales is None else scales,
             "sink": queries.start_loc if results.sink is None else results.sink,
             "lse": queries.start_loc if lse is None else lse,
@@ -208,6 +213,7 @@ def attend_launch(
             "num_requests": queries.num_requests,
             "table_width": table.shape[1] if is_paged else 0,
             "num_pages": keys.pages,
+            "choice_row": 0 if keys.choice is None else keys.choice.stride(0),
         },
         constants={
             "IS_PAGED": is_paged,
@@ -219,6 +225,7 @@ def attend_launch(
             "VALUE": keys.value,
             "SHARES_VALUE": shares_value,
             "RANGES": keys.ranges.number,
+            "HAS_CHOICE": keys.choice is not None,
             "CAUSAL": mask.causal,
             "HAS_WINDOW": mask.window is not None,
             "HAS_CHUNK": mask.chunk is not None,
@@ -283,8 +290,13 @@ def attend_varlen(
     softmax_scale: float,
     need_lse: bool,
     out: torch.Tensor | None,
+    selected: torch.Tensor | None = None,
+    first_key: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """out [tokens, heads, value] and lse of every query over its request's keys, the last query aligned with the last key."""
+    """out [tokens, heads, value] and lse of every query over its request's keys, the last query aligned with the last key.
+
+    selected, first_key: as Backend.varlen_attention has them.
+    """
     check_keys(q, k, v)
     q_start_loc, k_start_loc = dense_numbers("q_start_loc", q_start_loc), dense_numbers("k_start_loc", k_start_loc)
     if q_start_loc.shape != k_start_loc.shape or not q_start_loc.shape[0]:
@@ -292,9 +304,11 @@ def attend_varlen(
             f"q_start_loc has {q_start_loc.shape[0]} entries and k_start_loc {k_start_loc.shape[0]}; "
             "both need one more than there are requests"
         )
-    keys = listed_keys(dense_rows(k), dense_rows(v), k_start_loc, max_seq_len)
-    queries = Queries(q=dense_rows(q), start_loc=q_start_loc, num_requests=q_start_loc.shape[0] - 1, max_len=max_query_len)
+    starts, longest = (q_start_loc, k_start_loc), (max_query_len, max_seq_len)
     refuse_shared(out, q=q, k=k, v=v)
+    choice = mark_choice(run, selected, first_key, starts, q.shape[0], longest)
+    keys = listed_keys(dense_rows(k), dense_rows(v), k_start_loc, max_seq_len, choice)
+    queries = Queries(q=dense_rows(q), start_loc=q_start_loc, num_requests=q_start_loc.shape[0] - 1, max_len=max_query_len)
     return _attend(machine, run, queries, keys, mask, softmax_scale, need_lse, out)
 
 
@@ -334,7 +348,8 @@ def _attend(
 def attend_passes(tile: Tile, queries: Queries, keys: Keys, mask: Mask) -> tuple[bool, ...]:
     """Whether a pass repairs, pass by pass: there is nothing to repair where all of a tile's rows see the same keys."""
     tokens = min(queries.max_len, _tokens_of_tile(tile, queries.q.shape[1] // keys.kv_heads))
-    sees_alike = tokens <= 1 or not (keys.ranges.number or mask.causal or mask.window is not None or mask.chunk is not None)
+    is_masked = keys.ranges.number or mask.causal or mask.window is not None or mask.chunk is not None
+    sees_alike = tokens <= 1 or not (is_masked or keys.choice is not None)
     return (False,) if sees_alike else (False, True)
 
 

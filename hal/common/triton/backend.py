@@ -51,6 +51,7 @@ PORTABLE = Capabilities(
     # Nothing but a step's sizes decides what is launched, and nothing waits for the device.
     graphs="uniform_batch",
     max_spec_tokens=64,
+    masked_varlen=True,
     inner_sinks=SINK_CALLS,
     compiled_launches=True,
 )
@@ -155,13 +156,26 @@ class TritonBackend(Backend):
         first_key: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         from .attend import Mask, attend_varlen
-        from .checks import refuse_selection
 
-        refuse_selection(selected, first_key)
         mask = Mask(causal=causal, window=window, softcap=softcap)
         lens = (max_query_len, max_seq_len)
         run = self.launcher.run
-        return attend_varlen(self.machine, run, q, k, v, q_start_loc, k_start_loc, *lens, mask, softmax_scale, need_lse, out)
+        return attend_varlen(
+            self.machine,
+            run,
+            q,
+            k,
+            v,
+            q_start_loc,
+            k_start_loc,
+            *lens,
+            mask,
+            softmax_scale,
+            need_lse,
+            out,
+            selected,
+            first_key,
+        )
 
     def index_scores(
         self,

@@ -117,12 +117,6 @@ def check_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
 
 
-def refuse_selection(selected: torch.Tensor | None, first_key: torch.Tensor | None) -> None:
-    """Raise BackendError unless this holds: these kernels take no explicit choice of keys; sparse_mla does."""
-    if selected is not None or first_key is not None:
-        raise BackendError("varlen_attention takes no choice of keys here (masked_varlen is not declared); call sparse_mla")
-
-
 def count_parts(machine: Machine, programs: int, key_tiles: int) -> int:
     """Into how many parts each program's keys are split, so that a short call fills the device; 1 where it does already."""
     if programs >= machine.programs or key_tiles < 2:

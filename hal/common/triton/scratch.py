@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator
 from functools import cache
 
 from hal.common.contract.buffer import Buffer
-from hal.common.contract.limits import Limits
+from hal.common.contract.limits import MAX_CONTEXT_ROWS, Limits
 from hal.common.contract.request import Request
 
 from .checks import MAX_PARTS
+from .choice import BITS
 from .fitting import needed_tiles
 from .tiles import Machine, Tile, Widths, choose_tile, read_machine
 
@@ -20,7 +21,20 @@ _ROWS = tuple(1 << power for power in range(10))
 
 
 def list_scratch(package: str, request: Request, limits: Limits, calls: Collection[str]) -> tuple[Buffer, ...]:
-    """The largest block of parts that a request's calls join, fp32 results and their LSE; none where no call splits."""
+    """The largest block of parts that a request's calls join, fp32 results and their LSE, and the bits of a choice of keys."""
+    return (*_list_parts(package, request, limits, calls), *_list_choice(request, limits, calls))
+
+
+def _list_choice(request: Request, limits: Limits, calls: Collection[str]) -> tuple[Buffer, ...]:
+    """A bit for each new token and each key of a run or of a chunk of its context; none where keys are not chosen."""
+    if request.layer.mla is None or request.layer.indexer is None or "varlen_attention" not in calls:
+        return ()
+    tokens = limits.max_num_batched_tokens
+    context = min(MAX_CONTEXT_ROWS, limits.max_num_seqs * max(request.layer.indexer.topk, limits.max_model_len))
+    return (Buffer(name="choice of keys", shape=(tokens, -(-max(tokens, context) // BITS)), dtype="int32", transient=True),)
+
+
+def _list_parts(package: str, request: Request, limits: Limits, calls: Collection[str]) -> tuple[Buffer, ...]:
     machine = read_machine(package, request.device.arch)
     most_rows = limits.max_num_batched_tokens * request.heads_on_rank * MAX_PARTS
     sizes = [

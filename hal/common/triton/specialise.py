@@ -15,6 +15,7 @@ from hal.config.dtypes import item_size
 
 from .attend import Keys, Mask, Queries, Results, attend_launch, attend_passes, listed_keys, paged_keys
 from .cache import read_launch, write_launch
+from .choice import mark_launch
 from .compress import Mixture, Places, mix_launch
 from .launch import Launch
 from .merge import join_launch, merge_launch, sink_launch
@@ -196,10 +197,16 @@ def _varlen_launches(machine: Machine, request: Request) -> Iterator[Launch]:
     q = stand_in(dtype, _TOKENS, heads, layer.head_dim)
     # Heads lie as many rows apart as there are keys, whose number decides the class where a row's width does not.
     counts = _KEYS if any(width % 16 for width in widths) else _KEYS[:1]
-    for count, causal, max_len in product(counts, (True, False), _QUERY_LENS):
+    choices: tuple[StandIn | None, ...] = (None,)
+    if layer.indexer is not None:
+        bits, firsts = stand_in("int32", _TOKENS, _COLUMNS), stand_in("int32", _REQUESTS)
+        choices = (None, bits)
+        for chosen in id_rows(_TOKENS, layer.indexer.width):
+            yield mark_launch(chosen, start_loc, start_loc, firsts, bits, _TOKENS)
+    for count, causal, max_len, choice in product(counts, (True, False), _QUERY_LENS, choices):
         k, v = (head_major(dtype, count, heads, width) for width in widths)
         queries = Queries(q=q, start_loc=start_loc, num_requests=_REQUESTS, max_len=max_len)
-        keys = listed_keys(k, v, start_loc, count)
+        keys = listed_keys(k, v, start_loc, count, choice)
         yield from _attend_launches(machine, queries, keys, Mask(causal=causal), layer.softmax_scale)
 
 

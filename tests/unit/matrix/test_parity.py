@@ -24,7 +24,6 @@ ADDED = {
     "a_graph": {"graphs": "always"},
     "a_layout": {"kv_layouts": {**CUDA.capabilities.kv_layouts, "mla": (*CUDA.capabilities.kv_layouts["mla"], "compressed")}},
     "an_index_layout": {"index_layouts": ("indexer", "indexer_fp8", "indexer_fp4")},
-    "a_flag": {"masked_varlen": True},
     "a_dtype": {"dtypes": ("bfloat16", "float16", "float32", "float8_e4m3fn")},
     "a_family": {"families": CUDA.capabilities.families | {"linear"}},
 }

@@ -22,8 +22,19 @@ from .stored import load_factor, load_lanes, load_rest, load_scales
         "table_row",
         "out_part",
         "lse_part",
+        "choice_row",
     ],
-    do_not_specialize_on_alignment=["block_table", "q_start_loc", "k_lens", "lse", "scales", "sink", "key_starts", "key_stops"],
+    do_not_specialize_on_alignment=[
+        "block_table",
+        "q_start_loc",
+        "k_lens",
+        "lse",
+        "scales",
+        "sink",
+        "choice",
+        "key_starts",
+        "key_stops",
+    ],
 )
 def attend_keys(
     q,
@@ -34,6 +45,7 @@ def attend_keys(
     k_lens,
     key_starts,
     key_stops,
+    choice,
     scales,
     sink,
     out,
@@ -59,6 +71,7 @@ def attend_keys(
     num_requests,
     table_width,
     num_pages,
+    choice_row,
     IS_PAGED: tl.constexpr,
     PAGE: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -68,6 +81,7 @@ def attend_keys(
     VALUE: tl.constexpr,
     SHARES_VALUE: tl.constexpr,
     RANGES: tl.constexpr,
+    HAS_CHOICE: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
@@ -94,7 +108,8 @@ def attend_keys(
     Grid: (row tiles * KV heads * value tiles, requests + 1, parts); the extra request is the padding past the last one.
     A key is MAIN elements in NUM_C pieces of BLOCK_C, then REST in one of BLOCK_R. The value is the key's own first piece
     (SHARES_VALUE) or lies at v. What is stored as bytes meets the queries as it is: its scales are those of scores and weights.
-    With RANGES a query sees the keys below its own stop, from its own start on (2) or from 0 (1).
+    With RANGES a query sees the keys below its own stop, from its own start on (2) or from 0 (1); with HAS_CHOICE those alone
+    that have a bit in its row of `choice`.
 
     With TOKENS above 0 the kernel repairs. A weight of zero keeps finite values out and no others, so rows whose tile reads NaN
     or infinities that other rows see are not finite. Each of TOKENS programs does one of a tile's tokens, and nothing where its
@@ -222,6 +237,12 @@ def attend_keys(
             at = page.to(tl.int64) * page_stride + n % PAGE
         else:
             at = (first_key + n).to(tl.int64)
+        if HAS_CHOICE:
+            where = choice + token[:, None] * choice_row + (n // 32)[None, :]
+            words = tl.load(where, mask=is_live[:, None] & is_there[None, :], other=0)
+            is_chosen = ((words >> (n % 32)[None, :]) & 1) > 0
+            # A key that none of the rows was given is not read.
+            is_there = is_there & (tl.max(is_chosen.to(tl.int32), 0) > 0)
         keys = k + at * k_row + kv_head * k_head
         scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         if NUM_C == 1:
@@ -252,6 +273,8 @@ def attend_keys(
         else:
             scores = scores * (scale * 1.4426950408889634)
         is_seen = is_there[None, :]
+        if HAS_CHOICE:
+            is_seen = is_seen & is_chosen
         if RANGES > 0:
             is_seen = is_seen & (n[None, :] >= row_start[:, None]) & (n[None, :] < row_stop[:, None])
         if CAUSAL:

@@ -1,0 +1,66 @@
+"""An explicit choice of keys as attention over contiguous keys takes it: a bit for each key of each query's request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hal.common.contract.dense import dense_numbers
+from hal.common.contract.errors import BatchError
+
+from .launch import Launch
+
+if TYPE_CHECKING:
+    import torch
+
+_MAX_COLUMNS = 1024
+BITS = 32
+"""Keys in one element of a choice."""
+
+
+def mark_launch(selected: Any, q_start_loc: Any, k_start_loc: Any, first_key: Any, bits: Any, max_query_len: int) -> Launch:
+    """selected int32 [tokens, width] into zeroed bits int32 [tokens, words]."""
+    width = selected.shape[1]
+    return Launch(
+        kernel="choice:mark_keys",
+        grid=(max_query_len, first_key.shape[0]),
+        tensors={"selected": selected},
+        tables={"q_start_loc": q_start_loc, "k_start_loc": k_start_loc, "first_key": first_key, "bits": bits},
+        strides={"selected_token": selected.stride(0)},
+        numbers={"bits_row": bits.stride(0), "width": width},
+        constants={"BLOCK": min(_MAX_COLUMNS, 1 << (max(width, 16) - 1).bit_length())},
+        num_warps=4,
+    )
+
+
+def mark_choice(
+    run: Callable[[Launch], None],
+    selected: torch.Tensor | None,
+    first_key: torch.Tensor | None,
+    starts: tuple[torch.Tensor, torch.Tensor],
+    tokens: int,
+    longest: tuple[int, int],
+) -> torch.Tensor | None:
+    """The bits int32 [tokens, words] of a call's choice, None where it has none.
+
+    starts: the call's q_start_loc and k_start_loc; longest: its longest query and request. BatchError where tokens or requests
+    are not as many.
+    """
+    if selected is None:
+        return None
+    import torch
+
+    requests = starts[0].shape[0] - 1
+    selected = dense_numbers("selected", selected, 2)
+    if first_key is None:
+        first_key = starts[0].new_zeros(requests)
+    first_key = dense_numbers("first_key", first_key)
+    if selected.shape[0] != tokens or first_key.shape[0] != requests:
+        raise BatchError(
+            f"a choice for {selected.shape[0]} tokens with the first keys of {first_key.shape[0]} requests; the call "
+            f"has {tokens} and {requests}"
+        )
+    bits = torch.zeros(tokens, max(1, -(-longest[1] // BITS)), dtype=torch.int32, device=selected.device)
+    if selected.shape[1]:
+        run(mark_launch(selected, *starts, first_key, bits, longest[0]))
+    return bits
