@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
     from hal.common.contract.call_values import KVCache, PagedBatch
 
-# A repair holds a row of results more than the pass before it, for which four warps have too few registers on sm_100 and
-# sm_120; sixteen have too few of their own (hal compile counts the spills).
-_MOST_REPAIR_WARPS = 8
+# A repair holds a row of results more than the pass before it, and a choice of keys a tile of bits, for which four warps have too
+# few registers on sm_90, sm_100 and sm_120; sixteen have too few of their own (hal compile counts the spills).
+_MOST_WARPS_ADDED = 8
+# Nor do eight warps have enough for the bits of 64 rows on sm_90.
+_MOST_CHOOSING_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +171,7 @@ def attend_launch(
     is_paged = keys.table is not None
     group = q.shape[1] // keys.kv_heads
     tokens = _tokens_of_tile(tile, group) if repairs else 0
+    holds_more = repairs or keys.choice is not None
     table = keys.table if is_paged else queries.start_loc
     scales = None if keys.stored is None else keys.stored.scales
     return Launch(
@@ -242,7 +245,7 @@ def attend_launch(
             "TOKENS": tokens,
             **(AS_THEY_ARE if keys.stored is None else keys.stored.read_constants()),
         },
-        num_warps=max(tile.num_warps, min(2 * tile.num_warps, _MOST_REPAIR_WARPS)) if repairs else tile.num_warps,
+        num_warps=max(tile.num_warps, min(2 * tile.num_warps, _MOST_WARPS_ADDED)) if holds_more else tile.num_warps,
         num_stages=tile.num_stages,
     )
 
@@ -329,8 +332,7 @@ def _attend(
     out, lse = prepare_results(q, keys.value, need_lse, out)
     if not out.numel():
         return out, lse
-    rows = queries.max_len * (q.shape[1] // keys.kv_heads)
-    tile = require_tile(machine, keys.call, keys.widths, plain_name(q), rows)
+    tile = require_tile(machine, keys.call, keys.widths, plain_name(q), count_rows(queries, keys))
     parts = plan_parts(machine, tile, queries, keys, mask)
     if parts == 1:
         results = Results(out=out[None], lse=None if lse is None else lse[None], sink=sink)
@@ -343,6 +345,13 @@ def _attend(
         run(attend_launch(tile, queries, keys, mask, softmax_scale, Results(out=partial, lse=partial_lse), repairs))
     run(join_launch(partial, partial_lse, out, lse, sink))
     return out, lse
+
+
+def count_rows(queries: Queries, keys: Keys) -> int:
+    """The query rows per KV head that a call's tile is chosen by."""
+    heads: int = queries.q.shape[1]
+    rows = queries.max_len * (heads // keys.kv_heads)
+    return rows if keys.choice is None else min(rows, _MOST_CHOOSING_ROWS)
 
 
 def attend_passes(tile: Tile, queries: Queries, keys: Keys, mask: Mask) -> tuple[bool, ...]:

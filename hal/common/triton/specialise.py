@@ -13,7 +13,7 @@ from hal.common.contract.request import Request
 from hal.config import LayerShape
 from hal.config.dtypes import item_size
 
-from .attend import Keys, Mask, Queries, Results, attend_launch, attend_passes, listed_keys, paged_keys
+from .attend import Keys, Mask, Queries, Results, attend_launch, attend_passes, count_rows, listed_keys, paged_keys
 from .cache import read_launch, write_launch
 from .choice import mark_launch
 from .compress import Mixture, Places, mix_launch
@@ -215,8 +215,7 @@ def _attend_launches(
 ) -> Iterator[Launch]:
     tokens, heads, _ = queries.q.shape
     dtype = queries.q.dtype
-    rows = queries.max_len * (heads // keys.kv_heads)
-    tile = choose_tile(machine, keys.call, keys.widths, dtype, rows)
+    tile = choose_tile(machine, keys.call, keys.widths, dtype, count_rows(queries, keys))
     if isinstance(tile, Reason):
         return
     passes = attend_passes(tile, queries, keys, mask)

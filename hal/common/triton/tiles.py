@@ -124,8 +124,8 @@ def latent_widths(layout: Layout) -> Widths:
 
 
 def most_at_once(layout: Layout) -> int:
-    """The most lanes of a latent row in a piece: those of one fp32 scale, or as many bytes as registers take; 0 for any."""
-    if layout.blocks is not None and layout.blocks.scale_format != "ue8m0":
+    """The most lanes of a latent row in a piece: those that share a scale, or as many bytes as registers take; 0 for any."""
+    if layout.blocks is not None:
         return layout.blocks.block
     return _MOST_BYTES if layout.is_quantised else 0
 
