@@ -10,7 +10,7 @@ import hal
 from hal.common.stepping import runs
 from hal.common.triton.launch import Launcher
 
-from .test_graphs import LAYERS, make_inputs, open_layer
+from .helpers.small_layers import LAYERS, make_inputs, open_layer
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",
