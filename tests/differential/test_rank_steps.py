@@ -244,8 +244,8 @@ def test_buffers_are_as_large_as_a_ranks_share() -> None:
     assert names[2].keys() & ours == ours - {"gathered queries"}
     assert {"context", "expanded context"}.isdisjoint(names[2])
     assert names[3]["key ranges"] == (2, 1, 64)
-    assert names[3]["gathered queries"] == (3, 64, 16)
-    assert names[3]["partial results"] == (2, 3, 64, 12 + 1)
+    assert names[3]["gathered queries"] == (3 * 64, 16)
+    assert names[3]["partial results"] == (2, 3 * 64, 12 + 1)
     assert names[3]["index candidates"] == (3, 64, 9)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.exchanges import heads_at_once
 from hal.common.contract.key_rules import key_rule
 from hal.common.contract.parallel import Parallel
 from hal.common.contract.step import ContextChunk, MLARun, Phase, StepMetadata, mla_kind
@@ -119,43 +121,68 @@ class _Call:
         self, phase: Phase, tokens: slice, batch: PagedBatch, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
     ) -> None:
         """Every head attends to the latent rows themselves: queries through w_uk before, results through w_uv after."""
-        mla = _mla(self.layer)
         q_nope, q_rope = inputs[0][tokens], inputs[1][tokens]
         latent_q = q_nope if self.weights is None else _project(q_nope, self.weights.w_uk)
         q = torch.cat([latent_q, q_rope.to(latent_q.dtype)], dim=-1)
-        if self.ranks is not None:
-            q = self.ranks.gather_queries(q)
-        # What ranks have apart is merged first.
-        need_lse, sink = (False, self.sink) if self.ranks is None else (True, None)
-        scale = self.layer.softmax_scale
+        if self.ranks is None:
+            result, _ = self._attend_rows(phase, tokens, batch, q, sink=self.sink)
+            out[tokens] = result if self.weights is None else _project(result, self.weights.w_uv.transpose(1, 2))
+            return
+        for heads in self._exchanges(q):
+            result = self._attend_over_ranks(self.ranks, phase, tokens, batch, q[:, heads], heads)
+            weights = self.weights
+            out[tokens, heads] = result if weights is None else _project(result, weights.w_uv[heads].transpose(1, 2))
+
+    def _exchanges(self, q: torch.Tensor) -> Iterator[slice]:
+        """Runs of this rank's heads whose queries and partial results go in one exchange, the same on every rank."""
+        heads, mla = q.shape[1], _mla(self.layer)
+        size = q.element_size()
+        row_bytes = size * (mla.kv_lora_rank + (4 // size or 1))
+        step = heads_at_once(heads, self.parallel.dcp, q.shape[0], row_bytes)
+        return (slice(start, start + step) for start in range(0, heads, step))
+
+    def _attend_over_ranks(
+        self, ranks: DCPGroup, phase: Phase, tokens: slice, batch: PagedBatch, q: torch.Tensor, heads: slice
+    ) -> torch.Tensor:
+        """Some of this rank's heads over all ranks' keys; what ranks have apart is merged before the sink."""
+        result, lse = self._attend_rows(phase, tokens, batch, ranks.gather_queries(q), need_lse=True)
+        result, lse = ranks.merge_states(self.kernels.calls, result, require_lse(lse))
+        return result if self.sink is None else self.kernels.calls.apply_sink(result, lse, self.sink[heads])
+
+    def _attend_rows(
+        self,
+        phase: Phase,
+        tokens: slice,
+        batch: PagedBatch,
+        q: torch.Tensor,
+        *,
+        need_lse: bool = False,
+        sink: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Absorbed queries over a batch's latent rows, or over those that were chosen."""
+        calls, layer = self.kernels.phases[phase.name], self.layer
         if self.choice is None:
-            result, lse = self.kernels.phases[phase.name].paged_attention(
+            return calls.paged_attention(
                 q,
                 self.cache,
                 batch,
-                softmax_scale=scale,
-                window=self.layer.window,
-                chunk=self.layer.chunk,
-                softcap=self.layer.softcap,
-                causal=self.layer.causal,
+                softmax_scale=layer.softmax_scale,
+                window=layer.window,
+                chunk=layer.chunk,
+                softcap=layer.softcap,
+                causal=layer.causal,
                 need_lse=need_lse,
                 sink=sink,
             )
-        else:
-            rows, valid = self.choice.rows(self.layer, self.kernels, self.cache, self.group, phase, self.parallel)
-            result, lse = self.kernels.phases[phase.name].sparse_mla(
-                q,
-                (Segment(self.cache, rows[tokens], valid[tokens]),),
-                kv_lora_rank=mla.kv_lora_rank,
-                softmax_scale=scale,
-                need_lse=need_lse,
-                sink=sink,
-            )
-        if self.ranks is not None:
-            result, lse = self.ranks.merge_states(self.kernels.calls, result, require_lse(lse))
-            if self.sink is not None:
-                result = self.kernels.calls.apply_sink(result, lse, self.sink)
-        out[tokens] = result if self.weights is None else _project(result, self.weights.w_uv.transpose(1, 2))
+        rows, valid = self.choice.rows(layer, self.kernels, self.cache, self.group, phase, self.parallel)
+        return calls.sparse_mla(
+            q,
+            (Segment(self.cache, rows[tokens], valid[tokens]),),
+            kv_lora_rank=_mla(layer).kv_lora_rank,
+            softmax_scale=layer.softmax_scale,
+            need_lse=need_lse,
+            sink=sink,
+        )
 
     def _attend_decompressed(
         self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor, is_masked: bool

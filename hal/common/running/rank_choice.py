@@ -6,6 +6,7 @@ import torch
 
 from hal.common.contract.backend import Backend
 from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch
+from hal.common.contract.exchanges import tokens_at_once
 from hal.common.contract.parallel import Parallel, global_position
 
 from .ranks import DCPGroup
@@ -31,10 +32,19 @@ def choose_over_ranks(
     count = min(k, scores.shape[1])
     values, ids = find_candidates(calls, scores, lengths, count, width, ranks.parallel)
     has_nan = scores.amax(dim=1).isnan()
-    # One collective, all of it as bits of one type.
-    packed = ranks.gather(torch.cat([values.view(torch.int32), ids, has_nan[:, None].int()], dim=1)).movedim(0, 1)
-    values = packed[..., : -count - 1].contiguous().view(values.dtype).flatten(1)
-    chosen = merge_candidates(calls, values, packed[..., -count - 1 : -1].flatten(1), k, width)
+    # All of a token as bits of one type, so that a collective serves.
+    told = torch.cat([values.view(torch.int32), ids, has_nan[:, None].int()], dim=1)
+    pieces = told.split(tokens_at_once(told.shape[0], ranks.parallel.dcp, count))
+    merged = [_merge(calls, ranks.gather(piece).movedim(0, 1), values.dtype, k, width) for piece in pieces]
+    return merged[0] if len(merged) == 1 else (torch.cat([each[0] for each in merged]), torch.cat([each[1] for each in merged]))
+
+
+def _merge(calls: Backend, packed: torch.Tensor, dtype: torch.dtype, k: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best of all ranks' candidates and whether any saw NaN, from int32 [tokens, ranks, values and ids and a flag]."""
+    lanes = dtype.itemsize // 4
+    count = (packed.shape[2] - 1) // (lanes + 1)
+    values = packed[..., : lanes * count].contiguous().view(dtype).flatten(1)
+    chosen = merge_candidates(calls, values, packed[..., lanes * count : -1].flatten(1), k, width)
     return chosen, packed[..., -1].any(dim=1)
 
 

@@ -27,7 +27,7 @@ def list_scratch(package: str, request: Request, limits: Limits, calls: Collecti
 
 def _list_choice(request: Request, limits: Limits, calls: Collection[str]) -> tuple[Buffer, ...]:
     """A bit for each new token and each key of a run or of a chunk of its context; none where keys are not chosen."""
-    if request.layer.mla is None or request.layer.indexer is None or "varlen_attention" not in calls:
+    if request.layer.mla is None or request.layer.indexer is None or request.parallel.dcp > 1 or "varlen_attention" not in calls:
         return ()
     tokens = limits.max_num_batched_tokens
     context = min(MAX_CONTEXT_ROWS, limits.max_num_seqs * max(request.layer.indexer.topk, limits.max_model_len))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from hal.common.contract.call_values import IndexerChunk
+from hal.common.contract.exchanges import divisors
 from hal.common.contract.layouts import state_layout
 from hal.common.contract.reason import Reason
 from hal.common.contract.request import Request
@@ -181,8 +182,16 @@ def _paged_launches(machine: Machine, request: Request, stored: Stored) -> Itera
 
 def _query_heads(request: Request) -> tuple[int, ...]:
     """How many query heads a call may have: a rank's, and over DCP ranks that divide them those of all."""
-    heads, parallel = request.heads_on_rank, request.parallel
-    return (heads,) if parallel.dcp == 1 or parallel.tp % parallel.dcp else (heads, heads * parallel.dcp)
+    parallel, own = request.parallel, _rank_heads(request)
+    if parallel.dcp == 1 or parallel.tp % parallel.dcp:
+        return own
+    return tuple(dict.fromkeys((*own, *(heads * parallel.dcp for heads in own))))
+
+
+def _rank_heads(request: Request) -> tuple[int, ...]:
+    """How many of a rank's heads are attended to at once: over DCP ranks those of a latent may be fewer than all."""
+    heads = request.heads_on_rank
+    return (heads,) if request.parallel.dcp == 1 or request.layer.mla is None else divisors(heads)
 
 
 def _ranges(number: int) -> Ranges:
@@ -315,7 +324,11 @@ def _sinks(heads: int, has_sink: bool) -> tuple[StandIn | None, ...]:
 
 def _rank_merges(request: Request, width: int) -> Iterator[Launch]:
     """Results of DCP ranks are merged in fp32; those that come in it come with their LSE behind them."""
-    heads = request.heads_on_rank
+    for heads in _rank_heads(request):
+        yield from _merges_of_heads(request, heads, width)
+
+
+def _merges_of_heads(request: Request, heads: int, width: int) -> Iterator[Launch]:
     merged, lse = stand_in("float32", _TOKENS, heads, width), stand_in("float32", _TOKENS, heads)
     apart = replace(merged, strides=(heads * (width + 1), width + 1, 1))
     received = (apart, replace(apart, address=4)) if request.dtype == "float32" else (merged,)

@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 
 import hal
+from hal.common.contract import exchanges
 from hal.common.contract.errors import InputError
+from hal.common.running import latent
 from hal.common.stepping import runs as mla_runs
 from hal.config import LayerShape
 from tests.attention.helpers import gqa_run, mla_run
@@ -33,6 +35,8 @@ def list_checks(ranks: int) -> dict[str, Check]:
     checks: dict[str, Check] = {name: partial(check_case, case) for name, case in CASES[ranks].items()}
     checks["sparse-handed_over"] = partial(check_handed_over, ranks)
     checks |= {f"quantised-{kind}-{layout}": partial(check_quantised, ranks, kind, layout) for kind, layout in QUANTISED}
+    pieces = {f"{each.kind}-tp{each.tp}": each for each in CASES[ranks].values() if each.kind != "gqa"}
+    checks |= {f"in_pieces-{name}": partial(check_pieces, case) for name, case in pieces.items()}
     checks["freed_pages"] = partial(check_freed_pages, ranks)
     checks["nan_on_one_rank"] = partial(check_nan, ranks)
     checks |= {f"refuses-{name}": partial(check_refused, ranks, name) for name in list_refusals(0, ranks)}
@@ -60,6 +64,18 @@ def check_case(case: Case) -> None:
             gqa_run.run_step(engine, step, **case.batch())
         else:
             mla_run.run_step(engine, weights, step, **case.batch())
+
+
+def check_pieces(case: Case) -> None:
+    """A case whose queries, results and candidates go head by head and token by token."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("MAX_PARTIAL_BYTES", "MAX_CANDIDATE_BYTES"):
+            patch.setattr(exchanges, name, 1)
+        patch.setattr(latent, "heads_at_once", lambda *given: seen.append(exchanges.heads_at_once(*given)) or seen[-1])
+        check_case(case)
+    assert seen
+    assert set(seen) == {1}
 
 
 def check_handed_over(ranks: int) -> None:

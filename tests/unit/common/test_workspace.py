@@ -13,7 +13,7 @@ import hal
 from hal.common.contract.buffer import Buffer
 from hal.common.planning.buffers import context_rows
 from hal.common.stepping.chunks import plan_scores
-from hal.config import IndexerShape
+from hal.config import IndexerShape, MLAShape
 
 from .helpers.fakes import gqa_layer, mla_layer, model, sparse_layer
 
@@ -123,3 +123,29 @@ def test_chosen_rows_are_kept_for_every_group_that_is_read(num_groups: int) -> N
     (rows,) = [buffer for buffer in buffers(*layers) if buffer.name == "chosen rows"]
     assert (rows.shape, rows.dtype, rows.transient) == ((64, num_groups * (8 + 1)), "int32", True)
     assert not [buffer for buffer in buffers(gqa_layer()) if buffer.name == "chosen rows"]
+
+
+def test_ranks_that_share_tokens_take_no_more_than_one_rank_alone() -> None:
+    """DeepSeek-V3.2 at tp 8: what ranks tell each other goes in pieces, so that a long step's stays within a gigabyte."""
+    mla = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    layer = replace(
+        sparse_layer(),
+        num_heads=128,
+        num_kv_heads=128,
+        head_dim=192,
+        v_head_dim=128,
+        mla=mla,
+        indexer=IndexerShape(topk=2048, num_heads=64, head_dim=128),
+    )
+    sizes = [
+        hal.plan(
+            model(layer),
+            hal.Device.from_arch("sm_90"),
+            limits=hal.Limits(131072, 256, 8192),
+            parallel=parallel,
+            dtype="bfloat16",
+            backend="cuda:triton",
+        ).workspace_bytes
+        for parallel in (hal.Parallel(tp=8), hal.Parallel(tp=8, dcp=8))
+    ]
+    assert sizes[1] <= min(10**9, sizes[0])
