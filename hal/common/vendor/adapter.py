@@ -13,7 +13,7 @@ from hal.common.contract.request import Request
 
 from .facts import KernelFacts
 from .refusal import ATTENTION_CALLS, describe_block_sizes, explain_kernels
-from .resolve import AbsentError, Resolver, check_flag, load_module
+from .resolve import AbsentError, InterfaceError, Resolver, check_flag, check_interface, load_module
 
 if TYPE_CHECKING:
     from hal.common.contract.call_values import KVCache
@@ -96,7 +96,8 @@ class VendorBackend(Backend):
             if self.device.arch not in kernel.archs or served <= covered:
                 continue
             try:
-                self.resolver.find(kernel.target, *kernel.other_targets)
+                _, signature = self.resolver.find(kernel.target, *kernel.other_targets)
+                check_interface(kernel.target, signature, kernel.foreign_arguments)
                 if kernel.flag:
                     check_flag(load_module(kernel.target.partition(":")[0]), kernel.flag, kernel.flag_reason)
             except AbsentError as error:
@@ -104,6 +105,9 @@ class VendorBackend(Backend):
                 continue
             chosen.append(kernel)
             covered |= served
+        strange = next((error for error in absent.values() if isinstance(error, InterfaceError)), None)
+        if not chosen and strange is not None:
+            raise BackendError(f"{self.name} on {self.device.target} finds no kernel: {strange}") from strange
         if not chosen:
             needed = show(tuple(sorted(absent))) if absent else "a library for this arch"
             raise BackendError(

@@ -24,7 +24,7 @@ class KernelFacts:
     width_pairs, (key, value); pads_values: narrower ones are padded. ropes, min_lora, max_lora: latent caches. block_sizes:
     page sizes, of which the last stands for its multiples too. max_gathered_heads: the most heads of a whole DCP group.
     max_query_len: the most queries of one request. flag: an attribute of the module that is true where the kernels are really
-    there.
+    there. foreign_arguments: arguments that only releases of another interface take, whatever version they name.
     """
 
     name: str
@@ -56,6 +56,7 @@ class KernelFacts:
     softcap: bool = False
     non_causal: bool = False
     lse: bool = False
+    foreign_arguments: tuple[str, ...] = ()
     flag: str = ""
     flag_reason: str = ""
 

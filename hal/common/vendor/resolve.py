@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from importlib import import_module
 from typing import Any
@@ -17,6 +17,10 @@ Found = tuple[Callable[..., Any], inspect.Signature]
 
 class AbsentError(BackendError):
     """A library is not there at all, as against one that is there and does not load."""
+
+
+class InterfaceError(AbsentError):
+    """A library is there in a release without the function that is called, under the same name."""
 
 
 class Resolver:
@@ -94,3 +98,13 @@ def check_flag(module: Any, flag: str, reason: str) -> None:
     """Raise BackendError where a module that always imports says by a flag that its kernels are not there."""
     if not getattr(module, flag, False):
         raise BackendError(f"{module.__name__} imports, but {flag} is not true: {getattr(module, reason, 'no reason given')}")
+
+
+def check_interface(target: str, signature: inspect.Signature, foreign: Sequence[str]) -> None:
+    """Raise InterfaceError where a function takes an argument that only releases of another interface take."""
+    strange = [name for name in foreign if name in signature.parameters]
+    if strange:
+        raise InterfaceError(
+            f"the installed {target} takes {', '.join(strange)}: it is of a release without the kernels that this backend calls; "
+            "install one that has them, or choose another backend"
+        )

@@ -33,14 +33,17 @@ DECLARED = {
             "flash_attn": "2.8.3",
             "flash_attn_3": "3.0.0",
             "flash_attn_4": "4.0.0b36",
+            "flash_mla": "1.0.0",
             "aiter": "0.1.7.post2.dev18",
             "vllm_xpu_kernels": "0.1.16.2",
             "ipex": "2.8.0",
         }
     ),
-    "the engine's": hal.Software({"vllm_flash_attn": "0.33", "aiter": "0.1.21.post2", "vllm_xpu_kernels": "0.1.16.2"}),
+    "the engine's": hal.Software(
+        {"vllm_flash_attn": "0.33", "vllm_flash_mla": "0.33", "aiter": "0.1.21.post2", "vllm_xpu_kernels": "0.1.16.2"}
+    ),
     "unreadable ones": hal.Software(
-        {"flash_attn_3": "nightly", "flash_attn_4": "4.0.0", "aiter": "9.9", "vllm_xpu_kernels": "0.1.16.2"},
+        {"flash_attn_3": "nightly", "flash_attn_4": "4.0.0", "flash_mla": "0.9", "aiter": "9.9", "vllm_xpu_kernels": "0.1.16.2"},
         {"flash_attn_4": "OSError: libcuda.so.1", "vllm_xpu_kernels": "ImportError: libze_loader.so.1"},
     ),
 }

@@ -14,7 +14,7 @@ from hal.common.contract.call_values import PagedBatch, Segment
 from hal.common.contract.errors import BackendError
 from hal.common.contract.layouts import latent_layout
 from hal.common.vendor import KernelFacts, segments, tensors
-from hal.cuda import flash_attention_calls, flash_attention_inputs
+from hal.cuda import flash_attention_calls, flash_attention_inputs, flash_mla_calls
 from hal.rocm import aiter_calls
 from hal.testing import ConformanceError
 from hal.testing.cases import BatchCase
@@ -81,6 +81,10 @@ def keep_lse_of_xpu(returned):
     return returned if isinstance(returned, tuple) else (returned, None)
 
 
+def largest_scores(returned):
+    return returned[0], returned[1]
+
+
 def published_lse(kernel, q, rows, indptr, indices, out, *, softmax_scale, need_lse):
     return REAL_MLA(kernel, q, rows, indptr, indices, out, softmax_scale=softmax_scale, need_lse=False)
 
@@ -105,6 +109,9 @@ FORK = "sm_103-vllm_flash_attn-0.33"
 PUBLISHED = "gfx942-aiter-0.1.7.post2.dev18"
 CURRENT = "gfx950-aiter-0.1.21"
 XPU = "pvc-vllm_xpu_kernels-0.1.16.2"
+ROWS = "sm_90-flash_mla-1.0.0"
+ROWS_OF_FEW_HEADS = "sm_90-vllm_flash_mla-0.33"
+ROWS_OF_COPY = "sm_100-vllm_flash_mla-0.33"
 IPEX = "pvc-ipex-2.8.0"
 INPUTS = flash_attention_inputs
 CALLS = flash_attention_calls
@@ -122,6 +129,13 @@ REMOVALS = (
     Removal("heads_compiled_for", CURRENT, "sparse_mla", "mixed", KernelFacts, "padded_heads", as_many_heads),
     Removal("whole_tiles_of_rows", FOURTH, "sparse_mla", "mixed", INPUTS, "round_up", as_wide),
     Removal("whole_tiles_of_rows", FORK, "sparse_mla", "mixed", INPUTS, "round_up", as_wide),
+    Removal("empty_lists", ROWS, "sparse_mla", "all_rows_absent", segments, "settle_results", leave_empty_rows),
+    Removal("padded_heads", ROWS, "sparse_mla", "20heads", segments, "settle_results", keep_padding),
+    Removal("heads_compiled_for", ROWS, "sparse_mla", "mixed", KernelFacts, "padded_heads", as_many_heads),
+    Removal("heads_compiled_for", ROWS_OF_COPY, "sparse_mla", "mixed", KernelFacts, "padded_heads", as_many_heads),
+    Removal("whole_tiles_of_rows", ROWS, "sparse_mla", "mixed", tensors, "round_up", as_wide),
+    Removal("lse_of_three", ROWS, "sparse_mla", "mixed", flash_mla_calls, "returned_parts", largest_scores),
+    Removal("aligned_query", ROWS_OF_FEW_HEADS, "sparse_mla", "views", tensors, "aligned_rows", keep),
     Removal("lse_shape", LATEST, "paged_attention", "mixed", CALLS, "returned_lse", keep_lse_shape),
     Removal("lse_shape", SECOND, "varlen_attention", "mixed", CALLS, "returned_lse", keep_lse_shape),
     Removal("lse_shape", XPU, "paged_attention", "mixed", vllm_kernels_calls, "returned_lse", keep_lse_of_xpu, "lse"),

@@ -34,6 +34,8 @@ SHAPES = {
     },
 }
 STEPS = (((3, 1, 5), (3, 1, 5)), ((1, 1, 2), (4, 2, 7)), ((1, 130, 1), (5, 132, 8)))
+# As on a machine that has this library alone; None: as on one that has all.
+Software = hal.Software | None
 LIMITS = hal.Limits(256, 4, 256, block_size=256)
 
 
@@ -55,8 +57,8 @@ def attend(attention: hal.Attention, shape: ModelShape, metadata: hal.StepMetada
     return attention.attend_mla(0, *(random(generator, *part) for part in parts), metadata, index=index)
 
 
-def open_plan(shape: ModelShape, device: hal.Device, generator: torch.Generator) -> hal.Attention:
-    plan = hal.plan(shape, device, dtype="bfloat16", limits=LIMITS)
+def open_plan(shape: ModelShape, device: hal.Device, generator: torch.Generator, software: Software) -> hal.Attention:
+    plan = hal.plan(shape, device, dtype="bfloat16", limits=LIMITS, software=software)
     attention = plan.open(num_blocks=8)
     if shape.is_mla:
         w_uk, w_uv = (torch.randn(HEADS, width, 512, generator=generator) * 0.05 for width in (NOPE, VALUE))
@@ -64,9 +66,9 @@ def open_plan(shape: ModelShape, device: hal.Device, generator: torch.Generator)
     return attention
 
 
-def run(shape: ModelShape, device: hal.Device) -> tuple[hal.Plan, list[torch.Tensor]]:
+def run(shape: ModelShape, device: hal.Device, software: Software = None) -> tuple[hal.Plan, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    attention = open_plan(shape, device, generator)
+    attention = open_plan(shape, device, generator, software)
     tables = torch.tensor([[3], [1], [6]], dtype=torch.int32).numpy()
     results = []
     for query_lens, seq_lens in STEPS:
@@ -75,10 +77,12 @@ def run(shape: ModelShape, device: hal.Device) -> tuple[hal.Plan, list[torch.Ten
     return attention.plan, results
 
 
-def run_with_missing_page(shape: ModelShape, device: hal.Device, block: int) -> tuple[hal.Attention, torch.Tensor]:
+def run_with_missing_page(
+    shape: ModelShape, device: hal.Device, block: int, software: Software
+) -> tuple[hal.Attention, torch.Tensor]:
     """The last two steps' device batch, in which the second of three requests has some id in place of its page."""
     generator = torch.Generator().manual_seed(0)
-    attention = open_plan(shape, device, generator)
+    attention = open_plan(shape, device, generator, software)
     for cache in attention.caches.values():
         cache.storage[0] = 1e4
     out = torch.empty(0)
@@ -94,8 +98,7 @@ def run_with_missing_page(shape: ModelShape, device: hal.Device, block: int) -> 
 
 
 def require_served(cell: Cell, kind: str, shape: ModelShape) -> None:
-    software = hal.Software({cell.library: cell.release})
-    request = hal.Request(shape.layer(0), cell.device, "bfloat16", block_size=LIMITS.block_size, software=software)
+    request = hal.Request(shape.layer(0), cell.device, "bfloat16", block_size=LIMITS.block_size, software=cell.software)
     if hal.supports_combination(request)[cell.backend]:
         pytest.skip(f"{cell.backend} does not serve {kind} on {cell.arch} with {cell.library}")
 
@@ -108,7 +111,7 @@ def test_steps_match_the_cpu(cell: Cell, kind: str, monkeypatch: pytest.MonkeyPa
     _, expected = run(shape, hal.Device.from_arch("cpu"))
     monkeypatch.setenv("HAL_BACKEND", cell.backend)
     with cell.installed():
-        plan, found = run(shape, cell.device)
+        plan, found = run(shape, cell.device, cell.software)
     assert plan.selections[0].backend == cell.backend
     for result, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(result, wanted, atol=1e-2, rtol=1e-2)
@@ -121,7 +124,7 @@ def test_a_request_that_misses_its_page_sees_no_key(cell: Cell, kind: str, monke
     require_served(cell, kind, shape)
     monkeypatch.setenv("HAL_BACKEND", cell.backend)
     with cell.installed():
-        check_missing_page(shape, cell.device)
+        check_missing_page(shape, cell.device, cell.software)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -131,10 +134,10 @@ def test_portable_calls_show_such_a_request_no_key_either(target: str, kind: str
     check_missing_page(read_shape(SHAPES[kind]), hal.Device.from_arch(target, torch_device="cpu"))
 
 
-def check_missing_page(shape: ModelShape, device: hal.Device) -> None:
+def check_missing_page(shape: ModelShape, device: hal.Device, software: Software = None) -> None:
     """Its rows are zero whatever page 0 holds, which nobody writes to; the others' are what they are with every page."""
-    _, whole = run_with_missing_page(shape, device, 1)
-    attention, out = run_with_missing_page(shape, device, -1 if shape.is_mla else 8)
+    _, whole = run_with_missing_page(shape, device, 1, software)
+    attention, out = run_with_missing_page(shape, device, -1 if shape.is_mla else 8, software)
     assert (attention.lost_pages, attention.lost_tokens) == (1, 1)
     assert not out[1].any()
     assert torch.equal(out[[0, 2, 3]], whole[[0, 2, 3]])

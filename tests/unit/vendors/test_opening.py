@@ -31,6 +31,7 @@ def fakes(arch: str, **libraries: str) -> dict[str, ModuleType]:
     ("backend", "arch", "library"),
     [
         ("cuda:flash_attention", "sm_90", "flash_attn_3"),
+        ("cuda:flash_mla", "sm_100", "flash_mla or vllm_flash_mla"),
         ("rocm:aiter", "gfx942", "aiter"),
         ("xpu:vllm_kernels", "pvc", "vllm_xpu_kernels"),
         ("xpu:ipex", "pvc", "ipex"),
@@ -47,6 +48,28 @@ def test_library_that_imports_without_its_kernels_is_refused_with_its_reason() -
     modules["vllm_xpu_kernels.flash_attn_interface"].FA2_UNAVAILABLE_REASON = "libze_loader.so.1: cannot open"
     with installed(modules), pytest.raises(BackendError, match="libze_loader"):
         kernels("xpu:vllm_kernels", device("pvc"))
+
+
+def later_flash_mla() -> dict[str, ModuleType]:
+    """The version that is known, with the function of a release that is not."""
+
+    def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, indexer_topk=0):
+        raise RuntimeError("d_qk must be 512")
+
+    modules = fakes("sm_90", flash_mla="1.0.0")
+    modules["flash_mla.flash_mla_interface"].flash_mla_sparse_fwd = flash_mla_sparse_fwd
+    return modules
+
+
+def test_release_with_another_interface_is_told_by_its_function_and_not_by_its_version() -> None:
+    with installed(later_flash_mla()), pytest.raises(BackendError, match="takes indexer_topk"):
+        kernels("cuda:flash_mla", device("sm_90"))
+
+
+def test_such_a_release_is_passed_over_where_another_library_is_there() -> None:
+    with installed(later_flash_mla() | fakes("sm_90", vllm_flash_mla="0.33")):
+        chosen = kernels("cuda:flash_mla", device("sm_90")).choose_kernel("sparse_mla", "sparse_mla")
+    assert chosen.library == "vllm_flash_mla"
 
 
 @pytest.mark.parametrize("error", [OSError("libcuda.so.1"), KeyError("lib"), RuntimeError("no driver")])

@@ -12,6 +12,7 @@ from unittest import mock
 from hal.common.backends.registry import find_backend
 from hal.common.contract.backend import CALLS_BY_FAMILY, Backend
 from hal.common.contract.device import Device
+from hal.common.contract.software import Software
 from hal.common.vendor import VendorBackend
 from hal.matrix.signatures import read_signatures
 from hal.testing import Case, Profile, ReferenceBackend, conformance_cases
@@ -35,6 +36,7 @@ PROFILE = Profile(
 )
 VARLEN = replace(PROFILE, widths=((64, 64), (192, 128)))
 NO_ROPE = replace(PROFILE, latents=((512, 64), (512, 0)), latent_heads=(4, 16, 1))
+LATENT_WIDTHS = replace(NO_ROPE, latent_heads=(8, 16, 20))
 MANY_HEADS = replace(PROFILE, latent_heads=(4, 16, 20))
 
 
@@ -71,6 +73,11 @@ class Cell:
     def device(self) -> Device:
         """The arch, its tensors on the CPU."""
         return Device.from_arch(self.arch, torch_device="cpu")
+
+    @property
+    def software(self) -> Software:
+        """The library, and no other."""
+        return Software({self.library: self.release})
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -150,6 +157,8 @@ UNIFIED = Held(call="paged_attention", changes={**PLAIN, "block_size_multiple": 
 XPU_PAGED = {**FULL, "softcap": False, "block_size_multiple": 16}
 XPU_LATENT = {**LATENT, "non_causal": True, "block_size_multiple": 16}
 
+FLASH_MLA = Held(call="sparse_mla", profile=LATENT_WIDTHS, changes={**SPARSE, **BFLOAT})
+
 CELLS = (
     Cell(backend="cuda:flash_attention", arch="sm_90", library="flash_attn_3", release="3.0.0", held=THIRD),
     Cell(backend="cuda:flash_attention", arch="sm_90", library="vllm_flash_attn", release="0.33", held=THIRD),
@@ -157,6 +166,9 @@ CELLS = (
     Cell(backend="cuda:flash_attention", arch="sm_80", library="vllm_flash_attn", release="0.33", held=FORK_SECOND),
     Cell(backend="cuda:flash_attention", arch="sm_100", library="flash_attn_4", release="4.0.0b36", held=FOURTH),
     Cell(backend="cuda:flash_attention", arch="sm_103", library="vllm_flash_attn", release="0.33", held=(GATHER,)),
+    Cell(backend="cuda:flash_mla", arch="sm_90", library="flash_mla", release="1.0.0", held=(FLASH_MLA,)),
+    Cell(backend="cuda:flash_mla", arch="sm_90", library="vllm_flash_mla", release="0.33", held=(FLASH_MLA,)),
+    Cell(backend="cuda:flash_mla", arch="sm_100", library="vllm_flash_mla", release="0.33", held=(FLASH_MLA,)),
     Cell(
         backend="rocm:aiter",
         arch="gfx942",
