@@ -64,10 +64,14 @@ class Opened:
         with nullcontext() if self.cell is None else self.cell.installed():
             yield
 
+    @property
+    def software(self) -> hal.Software | None:
+        """Its library, and no other."""
+        return None if self.cell is None else self.cell.software
+
     def serves(self, shape: ModelShape) -> bool:
         """Whether it serves the shape's layers."""
-        software = None if self.cell is None else hal.Software({self.cell.library: self.cell.release})
-        request = hal.Request(shape.layer(0), self.device, "bfloat16", block_size=LIMITS.block_size, software=software)
+        request = hal.Request(shape.layer(0), self.device, "bfloat16", block_size=LIMITS.block_size, software=self.software)
         return not hal.supports_combination(request)[self.backend]
 
 
@@ -93,7 +97,8 @@ SERVED = [
 
 def build(opened: Opened, shape: ModelShape, batch: hal.Batch) -> Any:
     with opened.installed():
-        plan = hal.plan(shape, opened.device, dtype="bfloat16", limits=LIMITS, backend=opened.backend)
+        terms = {"limits": LIMITS, "backend": opened.backend, "software": opened.software}
+        plan = hal.plan(shape, opened.device, dtype="bfloat16", **terms)
         assert {selection.backend for selection in plan.selections} == {opened.backend}
         return freeze(plan.open(num_blocks=16).build(batch))
 
