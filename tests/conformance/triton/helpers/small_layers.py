@@ -24,7 +24,15 @@ LAYERS = {
 }
 
 
-def open_layer(layer: LayerShape, device: hal.Device | str, kv_layout: str, graphs: str) -> hal.Attention:
+def open_layer(
+    layer: LayerShape,
+    device: hal.Device | str,
+    kv_layout: str,
+    graphs: str,
+    parallel: hal.Parallel | None = None,
+    group: Any = None,
+) -> hal.Attention:
+    parallel = parallel or hal.Parallel()
     shape = ModelShape(
         model_type="made_up",
         architectures=(),
@@ -38,11 +46,18 @@ def open_layer(layer: LayerShape, device: hal.Device | str, kv_layout: str, grap
         layers=(layer,),
     )
     options = {"limits": LIMITS, "dtype": "float32", "kv_layout": kv_layout, "num_spec_tokens": SPEC}
-    attention = hal.plan(shape, device, graphs=graphs, **options).open(PAGES)
+    attention = hal.plan(shape, device, graphs=graphs, parallel=parallel, **options).open(PAGES, group)
     if layer.mla is not None:
         generator = torch.Generator().manual_seed(4)
-        attention.bind_weights(0, *(torch.randn(4, 16, 32, generator=generator) for _ in range(2)))
+        mine = heads_of(parallel)
+        attention.bind_weights(0, *(torch.randn(4, 16, 32, generator=generator)[mine] for _ in range(2)))
     return attention
+
+
+def heads_of(parallel: hal.Parallel) -> slice:
+    """A rank's part of a layer's four query heads."""
+    count = 4 // parallel.tp
+    return slice(parallel.tp_rank * count, (parallel.tp_rank + 1) * count)
 
 
 def make_inputs(layer: LayerShape, tokens: int, generator: torch.Generator) -> dict[str, Any]:
@@ -50,7 +65,8 @@ def make_inputs(layer: LayerShape, tokens: int, generator: torch.Generator) -> d
         return torch.randn(tokens, *shape, generator=generator)
 
     if layer.mla is None:
-        inputs = {"q": random(4, 16), "k": random(2, 16), "v": random(2, 16)}
+        kv_heads = layer.num_kv_heads
+        inputs = {"q": random(4, 16), "k": random(kv_heads, 16), "v": random(kv_heads, 16)}
         return inputs | ({"sink": torch.randn(4, generator=generator)} if layer.sink else {})
     inputs = {"q_nope": random(4, 16), "q_rope": random(4, 16), "latent": random(32), "k_rope": random(16)}
     if layer.indexer is None:
