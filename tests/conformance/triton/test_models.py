@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +85,11 @@ def shared_indexer() -> Any:
     return transformers.GlmMoeDsaConfig(**kwargs)
 
 
+def capped() -> Any:
+    kwargs = COMMON | {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16}
+    return transformers.Gemma3TextConfig(**kwargs, layer_types=["sliding_attention", "full_attention"])
+
+
 def compressed() -> Any:
     kwargs = COMMON | {"num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 32, "qk_rope_head_dim": 8}
     return transformers.DeepseekV4Config(
@@ -130,7 +137,9 @@ def save(config: Any, folder: Path) -> Path:
 
 
 @pytest.fixture(
-    scope="module", params=[llama, windowed, deepseek, shared_indexer, compressed, composite], ids=lambda make: make.__name__
+    scope="module",
+    params=[llama, windowed, capped, deepseek, shared_indexer, compressed, composite],
+    ids=lambda make: make.__name__,
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(request.param(), tmp_path_factory.mktemp(request.param.__name__))
@@ -152,8 +161,8 @@ def generate(model: Model) -> list[list[int]]:
 def planned_keys(model: Model) -> set[LaunchKey]:
     """The keys of everything that the plan's layers compile."""
     requests = [
-        hal.Request(layer, model.plan.device, model.plan.dtype, block_size=model.plan.block_size)
-        for layer in model.plan.shape.layers
+        hal.Request(layer, model.plan.device, model.plan.dtype, selection.kv_layout, block_size=model.plan.block_size)
+        for layer, selection in zip(model.plan.shape.layers, model.plan.selections, strict=True)
     ]
     return {found.key for request in requests for found in specialisations(request)}
 
@@ -170,6 +179,21 @@ def test_a_model_on_portable_kernels_generates_what_it_does_on_the_cpu(
     assert not launched - planned_keys(model)
     # Nothing is merged after any call on one rank, so each applies its own sink.
     assert not [key for key in launched if key.kernel == "merge:scale_by_sink"]
+
+
+@pytest.mark.parametrize("make", [windowed, deepseek, compressed], ids=lambda make: make.__name__)
+def test_a_model_on_quantised_caches_generates_what_it_does_on_the_cpu(
+    make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one platform alone: how bytes are read has nothing to do with the others, and gfx942 has an encoding of its own."""
+    folder, launched = save(make(), tmp_path), set()
+    monkeypatch.setattr(import_module("hal.models.load"), "plan", partial(hal.plan, kv_layout="fp8"))
+    expected = generate(load(folder, "cpu"))
+    monkeypatch.setattr(Launcher, "run", record(launched))
+    model = load(folder, hal.Device.from_arch("cuda:sm_90", torch_device="cpu"))
+    assert generate(model) == expected
+    assert {key.kernel for key in launched} & {"records:write_records", "codes:write_codes"}
+    assert not launched - planned_keys(model)
 
 
 def record(launched: set[LaunchKey]) -> Callable[[Launcher, Launch], None]:
