@@ -175,9 +175,22 @@ def _paged_launches(machine: Machine, request: Request, stored: Stored) -> Itera
     for max_len, heads in product(_QUERY_LENS, _query_heads(request)):
         batch = _batch(max_len)
         keys = paged_keys(stored, values, batch, ranges)
-        q = stand_in(dtype, _TOKENS, heads, width)
-        queries = Queries(q=q, start_loc=batch.query_start_loc, num_requests=_REQUESTS, max_len=max_len)
-        yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale, _has_inner_sink(request))
+        for q in _query_views(dtype, heads, width):
+            queries = Queries(q=q, start_loc=batch.query_start_loc, num_requests=_REQUESTS, max_len=max_len)
+            yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale, _has_inner_sink(request))
+
+
+def _query_views(dtype: str, heads: int, width: int) -> Iterator[StandIn]:
+    """Queries as a call may get them: dense, or a view of one projection with keys and values, whose rows lie apart.
+
+    Where a head is no multiple of 16 elements, such rows may be one and dense ones not, or the other way round.
+    """
+    yield stand_in(dtype, _TOKENS, heads, width)
+    if width % 16:
+        apart = 16 * heads * width
+        addresses = (0, 8) if width * item_size(dtype) % 16 else (0,)
+        for row, address in product((apart, apart + 8), addresses):
+            yield StandIn(dtype=dtype, shape=(_TOKENS, heads, width), strides=(row, width, 1), address=address)
 
 
 def _query_heads(request: Request) -> tuple[int, ...]:
