@@ -64,7 +64,11 @@ DESCRIBED: dict[str, tuple[str, str, Iterable[str]]] = {
     "candidates": ("docs/platform.md", "column of a candidate", names(Candidate)),
     "capabilities": ("docs/platform.md", "field of `Capabilities`", names(Capabilities)),
     "platform": ("docs/platform.md", "field of `Platform`", names(Platform)),
-    "matrix": ("docs/platform.md", "column of `matrix/NAME.toml`", (set(names(PlatformProof)) - {"platform"}) | {"hole"}),
+    "matrix": (
+        "docs/platform.md",
+        "column of `matrix/NAME.toml`",
+        (set(names(PlatformProof)) - {"platform", "spills"}) | {"hole", "spill"},
+    ),
     "cells": ("docs/platform.md", "column of a cell", set(names(CiCell)) - {"name", "platform"}),
     "backend": ("docs/platform.md", "of the class", [name for name in hooks() if not callable(getattr(Backend, name))]),
     "hooks": (
