@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from hal.common.backends.judging import find_page_size
@@ -68,10 +69,14 @@ class VendorBackend(Backend):
         sizes = [usual << doublings for doublings in range(_MAX_DOUBLINGS)]
         return next((size for size in sizes if not explain_kernels(cls.kernels, call, "decode", request, size)), usual)
 
-    def choose_kernel(self, call: str, family: str, phase: str = "") -> KernelFacts:
-        """The kernel for a call on this device; BackendError names the libraries that would have it."""
+    def choose_kernel(self, call: str, family: str, phase: str = "", layout: str = "") -> KernelFacts:
+        """The kernel for a call on this device, of a cache's layout where one is named.
+
+        BackendError names the libraries that would have it.
+        """
         for kernel in self._chosen:
-            if kernel.call == call and family in kernel.families and (not phase or phase in kernel.phases):
+            is_for = family in kernel.families and (not phase or phase in kernel.phases)
+            if kernel.call == call and is_for and (not layout or layout in kernel.kv_layouts):
                 return kernel
         would = sorted({k.library for k in self.kernels if k.call == call and self.device.arch in k.archs})
         raise BackendError(
@@ -90,14 +95,15 @@ class VendorBackend(Backend):
         """One row per call, family and phase: the first whose library is installed."""
         chosen: list[KernelFacts] = []
         absent: dict[str, AbsentError] = {}
-        covered: set[tuple[str, str, str]] = set()
+        covered: set[tuple[str, ...]] = set()
         for kernel in self.kernels:
-            served = {(kernel.call, family, phase) for family in kernel.families for phase in kernel.phases}
+            served = set(product((kernel.call,), kernel.families, kernel.phases, kernel.kv_layouts))
             if self.device.arch not in kernel.archs or served <= covered:
                 continue
             try:
-                _, signature = self.resolver.find(kernel.target, *kernel.other_targets)
-                check_interface(kernel.target, signature, kernel.foreign_arguments)
+                self.resolver.find(kernel.target, *kernel.other_targets)
+                shown = kernel.beside(kernel.interface) if kernel.interface else kernel.target
+                check_interface(shown, self.resolver.find(shown, *kernel.other_targets)[1], kernel.foreign_arguments)
                 if kernel.flag:
                     check_flag(load_module(kernel.target.partition(":")[0]), kernel.flag, kernel.flag_reason)
             except AbsentError as error:

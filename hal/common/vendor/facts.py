@@ -24,7 +24,8 @@ class KernelFacts:
     width_pairs, (key, value); pads_values: narrower ones are padded. ropes, min_lora, max_lora: latent caches. block_sizes:
     page sizes, of which the last stands for its multiples too. max_gathered_heads: the most heads of a whole DCP group.
     max_query_len: the most queries of one request. flag: an attribute of the module that is true where the kernels are really
-    there. foreign_arguments: arguments that only releases of another interface take, whatever version they name.
+    there. foreign_arguments: arguments that only releases of another interface take, whatever version they name;
+    interface: the function of the same module that shows it, the target where empty. kv_layouts: the caches that it reads.
     """
 
     name: str
@@ -57,6 +58,8 @@ class KernelFacts:
     non_causal: bool = False
     lse: bool = False
     foreign_arguments: tuple[str, ...] = ()
+    interface: str = ""
+    kv_layouts: tuple[str, ...] = ("kv", "latent")
     flag: str = ""
     flag_reason: str = ""
 
@@ -64,6 +67,10 @@ class KernelFacts:
     def most_heads(self) -> int | None:
         """The most query heads that one call takes, None where there is no limit."""
         return self.max_heads if self.max_heads is not None else max(self.head_counts, default=None)
+
+    def beside(self, function: str) -> str:
+        """The target that another function of the same module is."""
+        return f"{self.target.partition(':')[0]}:{function}"
 
     def padded_heads(self, heads: int) -> int:
         """The number of query heads to call with."""

@@ -45,12 +45,13 @@ def check_rows(segment: Segment) -> None:
     if not _can_see(rows):
         return
     columns = torch.arange(rows.shape[1], device=rows.device)
-    is_missing = ((rows < 0) | (rows >= cache.rows.shape[0])) & (columns < valid[:, None])
+    num_rows = cache.rows.shape[0] or cache.num_pages * cache.page_stride
+    is_missing = ((rows < 0) | (rows >= num_rows)) & (columns < valid[:, None])
     if bool(is_missing.any()):
         token, column = is_missing.nonzero()[0].tolist()
         raise BackendError(
             f"token {token} has row {int(rows[token, column])} in column {column} of {int(valid[token])} valid ones; the cache "
-            f"has rows 0 to {cache.rows.shape[0] - 1}, and a library looks any other up all the same, an illegal memory access: "
+            f"has rows 0 to {num_rows - 1}, and a library looks any other up all the same, an illegal memory access: "
             "compact the list, as rows_from_topk does"
         )
 

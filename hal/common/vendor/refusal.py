@@ -93,7 +93,12 @@ def _limit_reasons(
         yield Reason("dtype", request.dtype, kernel.dtypes)
     yield from _head_reasons(kernel, request)
     yield from _width_reasons(kernel, call, request)
-    if call == "paged_attention":
+    if call in ATTENTION_CALLS.values():
+        # What a request leaves open is the layout of its own elements.
+        wanted = ("latent" if request.layer.mla is not None else "kv") if request.kv_layout == "auto" else request.kv_layout
+        if wanted not in kernel.kv_layouts:
+            yield Reason("kv_layout", wanted, kernel.kv_layouts)
+    if call == "paged_attention" or "latent" not in kernel.kv_layouts:
         size = request.block_size or default_block_size
         if not kernel.takes_block_size(size):
             yield Reason("block_size", size, describe_block_sizes(kernel), _suggest_block_size(kernel, request))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -24,9 +24,13 @@ def merge_segments(
     kv_lora_rank: int,
     need_lse: bool,
     out: torch.Tensor | None,
+    layouts: Collection[str] = ("latent",),
 ) -> Result:
-    """The contract's out and lse of one softmax over all lists: attend(segment, need_lse) for each, merged by their LSE."""
-    check_sparse(q, segments, kv_lora_rank, out)
+    """The contract's out and lse of one softmax over all lists: attend(segment, need_lse) for each, merged by their LSE.
+
+    layouts: those of the caches that attend reads.
+    """
+    check_sparse(q, segments, kv_lora_rank, out, layouts)
     lists = [
         segment._replace(rows=dense_numbers("rows", segment.rows, 2), valid=dense_numbers("valid", segment.valid))
         for segment in segments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -182,16 +182,23 @@ def check_paged(q: torch.Tensor, cache: KVCache, batch: PagedBatch, out: torch.T
     return value_width
 
 
-def check_sparse(q: torch.Tensor, segments: Sequence[Segment], kv_lora_rank: int, out: torch.Tensor | None) -> None:
+def check_sparse(
+    q: torch.Tensor,
+    segments: Sequence[Segment],
+    kv_lora_rank: int,
+    out: torch.Tensor | None,
+    layouts: Collection[str] = ("latent",),
+) -> None:
     """Nothing; LayoutError or BatchError where query, caches and rows do not go together."""
     if not segments:
         raise BatchError("sparse attention needs at least one list of rows")
     for cache, rows, valid in segments:
-        width = cache.layout.width
-        if cache.layout.name != "latent" or cache.layout.widths[0] != kv_lora_rank:
+        width = sum(cache.layout.widths)
+        if cache.layout.name not in layouts or cache.layout.widths[0] != kv_lora_rank:
             raise LayoutError(f"a cache of layout {cache.layout.name!r} and parts {cache.layout.widths}; not lora {kv_lora_rank}")
-        if q.dim() != 3 or q.shape[2] != width or q.dtype != cache.storage.dtype:
-            raise LayoutError(f"q is {q.dtype} {list(q.shape)}; the cache needs {cache.storage.dtype} [tokens, heads, {width}]")
+        dtype = torch.bfloat16 if cache.layout.blocks is not None else cache.storage.dtype
+        if q.dim() != 3 or q.shape[2] != width or q.dtype != dtype:
+            raise LayoutError(f"q is {q.dtype} {list(q.shape)}; the cache needs {dtype} [tokens, heads, {width}]")
         if rows.shape[0] != q.shape[0] or valid.shape[0] != q.shape[0]:
             raise BatchError(f"{rows.shape[0]} lists of rows and {valid.shape[0]} counts for {q.shape[0]} queries")
     _check_out(q, kv_lora_rank, out)

@@ -46,5 +46,15 @@ def test_declared_calls_are_the_classes_own(cls: type[Backend]) -> None:
     if cls.provides is None:
         return
     own = {call for call in Backend.__dict__ if call in cls.__dict__ and not call.startswith(("_", "explain"))}
-    told = {"name", "platform", "capabilities", "libraries", "alternatives", "former_names", "preferred_block_size", "provides"}
+    told = {
+        "prepare_step",
+        "name",
+        "platform",
+        "capabilities",
+        "libraries",
+        "alternatives",
+        "former_names",
+        "preferred_block_size",
+        "provides",
+    }
     assert own - told == cls.provides

@@ -10,11 +10,13 @@ from unittest import mock
 import pytest
 import torch
 
-from hal.common.contract.call_values import PagedBatch, Segment
-from hal.common.contract.errors import BackendError
-from hal.common.contract.layouts import latent_layout
+from hal.common.backends.registry import find_backend
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.errors import BackendError, LayoutError
+from hal.common.contract.layouts import fp8_ds_mla_layout, latent_layout
 from hal.common.vendor import KernelFacts, segments, tensors
 from hal.cuda import flash_attention_calls, flash_attention_inputs, flash_mla_calls
+from hal.cuda.flash_mla import FlashMLA
 from hal.rocm import aiter_calls
 from hal.testing import ConformanceError
 from hal.testing.cases import BatchCase
@@ -23,6 +25,7 @@ from hal.testing.suite.paged import PagedCase, check_paged
 from hal.xpu import vllm_kernels_calls
 
 from .helpers.cells import CELLS, Cell, Held
+from .helpers.recording import recorded_calls
 
 # What a step's absence shows itself by: a wrong result, a refusal, or tensors that no longer fit each other.
 FAILURES = (ConformanceError, RuntimeError, TypeError, ValueError, IndexError)
@@ -81,6 +84,18 @@ def keep_lse_of_xpu(returned):
     return returned if isinstance(returned, tuple) else (returned, None)
 
 
+def keep_rows(segment: Segment) -> torch.Tensor:
+    return segment.rows
+
+
+def keep_record_shapes(returned):
+    return returned[0].flatten(1, 2), returned[1].flatten(0, 1)
+
+
+def one_schedule(self, kernel, q, segment):
+    return self._schedules.setdefault((), self.resolver.call(flash_mla_calls.build_schedule_call(kernel))[0])
+
+
 def largest_scores(returned):
     return returned[0], returned[1]
 
@@ -135,6 +150,13 @@ REMOVALS = (
     Removal("heads_compiled_for", ROWS_OF_COPY, "sparse_mla", "mixed", KernelFacts, "padded_heads", as_many_heads),
     Removal("whole_tiles_of_rows", ROWS, "sparse_mla", "mixed", tensors, "round_up", as_wide),
     Removal("lse_of_three", ROWS, "sparse_mla", "mixed", flash_mla_calls, "returned_parts", largest_scores),
+    Removal("empty_lists", ROWS, "sparse_mla", "all_rows_absent", segments, "settle_results", leave_empty_rows, "records"),
+    Removal("heads_compiled_for", ROWS, "sparse_mla", "mixed", KernelFacts, "padded_heads", as_many_heads, "records"),
+    Removal("padded_heads", ROWS, "sparse_mla", "20heads", segments, "settle_results", keep_padding, "records"),
+    Removal("whole_tiles_of_rows", ROWS, "sparse_mla", "mixed", tensors, "round_up", as_wide, "records"),
+    Removal("record_numbers", ROWS, "sparse_mla", "strided_pages", flash_mla_calls, "_record_indices", keep_rows, "records"),
+    Removal("lse_of_records", ROWS, "sparse_mla", "mixed", flash_mla_calls, "returned_records", keep_record_shapes, "records"),
+    Removal("schedule_per_size", ROWS, "sparse_mla", "page64", FlashMLA, "_find_schedule", one_schedule, "records"),
     Removal("aligned_query", ROWS_OF_FEW_HEADS, "sparse_mla", "views", tensors, "aligned_rows", keep),
     Removal("lse_shape", LATEST, "paged_attention", "mixed", CALLS, "returned_lse", keep_lse_shape),
     Removal("lse_shape", SECOND, "varlen_attention", "mixed", CALLS, "returned_lse", keep_lse_shape),
@@ -160,7 +182,9 @@ def find(removal: Removal) -> tuple[Cell, Held]:
     return cell, next(held for held in cell.held if held.call == removal.call and held.note == removal.note)
 
 
-@pytest.mark.parametrize("removal", REMOVALS, ids=lambda removal: f"{removal.name}-{removal.cell}")
+@pytest.mark.parametrize(
+    "removal", REMOVALS, ids=lambda removal: "-".join(filter(None, (removal.name, removal.cell, removal.note)))
+)
 def test_an_adapter_without_one_of_its_steps_fails_against_the_stand_in(removal: Removal) -> None:
     cell, held = find(removal)
     cases = [case for case in cell.cases(held) if removal.case in case.id]
@@ -208,6 +232,29 @@ def test_rows_that_are_not_compacted_are_refused() -> None:
     for cell, stranger in product((LATEST, PUBLISHED), (-1, 16, 2**31 - 1)):
         with pytest.raises(BackendError, match=f"row {stranger} in column 1 .* illegal memory access"):
             attend(Removal("", cell, "sparse_mla", "", None, "", keep), make_segment(5, stranger, 6, 7, valid=3), need_lse=False)
+
+
+def test_pages_of_records_with_gaps_between_them_are_refused() -> None:
+    """The library counts records through from the first: pages larger than its own must lie end to end."""
+    storage = torch.zeros(3, 130, 656, dtype=torch.uint8)[:, :128]
+    cache = KVCache(storage, fp8_ds_mla_layout(512, 64), 128, 128)
+    rows, valid = torch.tensor([[5]], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
+    with pytest.raises(LayoutError, match=r"pages of 128 records lie .* end to end"):
+        attend(Removal("", ROWS, "sparse_mla", "", None, "", keep, "records"), Segment(cache, rows, valid), need_lse=False)
+
+
+def test_a_step_plans_its_decodes_anew() -> None:
+    (cell,) = [cell for cell in CELLS if cell.id == ROWS]
+    cache, _ = build_cache(fp8_ds_mla_layout(512, 64), (4,), 64, make_generator("step"))
+    segment = Segment(cache, torch.tensor([[2]], dtype=torch.int32), torch.tensor([1], dtype=torch.int32))
+    q = torch.zeros(1, 4, 576, dtype=torch.bfloat16)
+    with cell.installed(), recorded_calls() as calls:
+        backend = find_backend("cuda:flash_mla")(cell.device)
+        for layers in (2, 3):
+            backend.prepare_step(None, {})
+            for _ in range(layers):
+                backend.sparse_mla(q, [segment], kv_lora_rank=512, softmax_scale=1.0)
+    assert [call.target.rpartition(":")[2] for call in calls].count("get_mla_metadata") == 2
 
 
 def test_published_release_has_no_lse() -> None:

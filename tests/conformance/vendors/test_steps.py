@@ -57,8 +57,10 @@ def attend(attention: hal.Attention, shape: ModelShape, metadata: hal.StepMetada
     return attention.attend_mla(0, *(random(generator, *part) for part in parts), metadata, index=index)
 
 
-def open_plan(shape: ModelShape, device: hal.Device, generator: torch.Generator, software: Software) -> hal.Attention:
-    plan = hal.plan(shape, device, dtype="bfloat16", limits=LIMITS, software=software)
+def open_plan(
+    shape: ModelShape, device: hal.Device, generator: torch.Generator, software: Software, kv_layout: str = "auto"
+) -> hal.Attention:
+    plan = hal.plan(shape, device, dtype="bfloat16", limits=LIMITS, software=software, kv_layout=kv_layout)
     attention = plan.open(num_blocks=8)
     if shape.is_mla:
         w_uk, w_uv = (torch.randn(HEADS, width, 512, generator=generator) * 0.05 for width in (NOPE, VALUE))
@@ -66,9 +68,11 @@ def open_plan(shape: ModelShape, device: hal.Device, generator: torch.Generator,
     return attention
 
 
-def run(shape: ModelShape, device: hal.Device, software: Software = None) -> tuple[hal.Plan, list[torch.Tensor]]:
+def run(
+    shape: ModelShape, device: hal.Device, software: Software = None, kv_layout: str = "auto"
+) -> tuple[hal.Plan, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    attention = open_plan(shape, device, generator, software)
+    attention = open_plan(shape, device, generator, software, kv_layout)
     tables = torch.tensor([[3], [1], [6]], dtype=torch.int32).numpy()
     results = []
     for query_lens, seq_lens in STEPS:
@@ -113,6 +117,20 @@ def test_steps_match_the_cpu(cell: Cell, kind: str, monkeypatch: pytest.MonkeyPa
     with cell.installed():
         plan, found = run(shape, cell.device, cell.software)
     assert plan.selections[0].backend == cell.backend
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, wanted, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "cell", [cell for cell in CELLS if any(held.note == "records" for held in cell.held)], ids=lambda cell: cell.id
+)
+def test_steps_over_records_match_the_cpu(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = read_shape(SHAPES["sparse_mla"])
+    _, expected = run(shape, hal.Device.from_arch("cpu"), kv_layout="fp8_ds_mla")
+    monkeypatch.setenv("HAL_BACKEND", cell.backend)
+    with cell.installed():
+        plan, found = run(shape, cell.device, cell.software, kv_layout="fp8_ds_mla")
+    assert plan.selections[0].providers["sparse_mla.decode"] == cell.backend
     for result, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(result, wanted, atol=1e-2, rtol=1e-2)
 

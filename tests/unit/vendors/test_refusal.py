@@ -8,7 +8,7 @@ import pytest
 
 import hal
 from hal.common.contract.reason import Reason
-from hal.config import IndexerShape, LayerShape, MLAShape
+from hal.config import IndexerShape, LayerShape, MLAShape, read_shape
 
 WIDTHS = MLAShape(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, q_lora_rank=1536)
 GQA = LayerShape(layer_id=0, kind="attention", num_heads=32, num_kv_heads=8, head_dim=128, v_head_dim=128)
@@ -164,3 +164,16 @@ def test_a_page_that_is_left_open_becomes_one_that_the_library_reads() -> None:
     assert not refuse(FA, GQA, "sm_80", software=given)
     words = [str(reason) for reason in refuse(FA, GQA, "sm_80", software=given, block_size=64)]
     assert words == ["block size 64 does not fit multiples of 256"]
+
+
+@pytest.mark.parametrize(("target", "decode"), [("cuda:sm_90", "cuda:flash_mla"), ("cuda:sm_100", "cuda:triton")])
+def test_records_are_decoded_by_the_library_where_it_keeps_their_scales_and_prefilled_by_the_portable(target, decode) -> None:
+    text = {"num_hidden_layers": 1, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 16}
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "q_lora_rank": 64}
+    shape = read_shape(text | latent | {"index_topk": 128, "index_n_heads": 16, "index_head_dim": 128})
+    request = hal.Request(shape.layer(0), hal.Device.from_arch(target), "bfloat16", kv_layout="fp8_ds_mla")
+    selection = hal.select(request)
+    assert selection.backend == decode
+    assert selection.providers["sparse_mla.decode"] == decode
+    assert selection.providers["sparse_mla.prefill"] == "cuda:triton"
+    assert selection.index_layout == "indexer_fp8"

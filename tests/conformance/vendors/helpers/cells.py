@@ -157,6 +157,15 @@ UNIFIED = Held(call="paged_attention", changes={**PLAIN, "block_size_multiple": 
 XPU_PAGED = {**FULL, "softcap": False, "block_size_multiple": 16}
 XPU_LATENT = {**LATENT, "non_causal": True, "block_size_multiple": 16}
 
+RECORDS = {"kv_layouts": {"sparse_mla": ("fp8_ds_mla",)}, "block_size_multiple": 64}
+FLASH_MLA_RECORDS = Held(
+    call="sparse_mla",
+    profile=replace(LATENT_WIDTHS, latents=((512, 64),)),
+    note="records",
+    changes={**SPARSE, **BFLOAT, **RECORDS},
+    # Its second list lies in pages of 128 with gaps between them, which are refused.
+    only=re.compile("^(?!.*two_strided_lists)"),
+)
 FLASH_MLA = Held(call="sparse_mla", profile=LATENT_WIDTHS, changes={**SPARSE, **BFLOAT})
 
 CELLS = (
@@ -166,8 +175,8 @@ CELLS = (
     Cell(backend="cuda:flash_attention", arch="sm_80", library="vllm_flash_attn", release="0.33", held=FORK_SECOND),
     Cell(backend="cuda:flash_attention", arch="sm_100", library="flash_attn_4", release="4.0.0b36", held=FOURTH),
     Cell(backend="cuda:flash_attention", arch="sm_103", library="vllm_flash_attn", release="0.33", held=(GATHER,)),
-    Cell(backend="cuda:flash_mla", arch="sm_90", library="flash_mla", release="1.0.0", held=(FLASH_MLA,)),
-    Cell(backend="cuda:flash_mla", arch="sm_90", library="vllm_flash_mla", release="0.33", held=(FLASH_MLA,)),
+    Cell(backend="cuda:flash_mla", arch="sm_90", library="flash_mla", release="1.0.0", held=(FLASH_MLA, FLASH_MLA_RECORDS)),
+    Cell(backend="cuda:flash_mla", arch="sm_90", library="vllm_flash_mla", release="0.33", held=(FLASH_MLA, FLASH_MLA_RECORDS)),
     Cell(backend="cuda:flash_mla", arch="sm_100", library="vllm_flash_mla", release="0.33", held=(FLASH_MLA,)),
     Cell(
         backend="rocm:aiter",
