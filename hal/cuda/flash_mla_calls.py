@@ -89,7 +89,8 @@ def _record_pages(cache: KVCache) -> torch.Tensor:
             f"pages of {cache.block_size} records lie {records.stride(0)} bytes apart; FlashMLA reads pages of {RECORD_PAGE}, "
             "so larger ones must lie end to end"
         )
-    return records.unflatten(1, (-1, RECORD_PAGE)).flatten(0, 1).unsqueeze(2)
+    pages: torch.Tensor = records.unflatten(1, (-1, RECORD_PAGE)).flatten(0, 1).unsqueeze(2)
+    return pages
 
 
 def _record_indices(segment: Segment) -> torch.Tensor:

@@ -55,7 +55,8 @@ def test_scale_is_always_explicit_and_nothing_is_positional(cell: Cell) -> None:
         backend = cell.adapter(held)(cell.device)
         for case in cell.cases(held)[:4]:
             case.check(backend)
-    for call in calls:
+    # What plans a call takes nothing of it.
+    for call in (call for call in calls if not call.target.endswith(":get_mla_metadata")):
         scales = [value for name, value in call.kwargs.items() if name in ("softmax_scale", "sm_scale", "scale")]
         assert scales
         assert all(isinstance(scale, float) for scale in scales)
