@@ -6,8 +6,10 @@ The folders given, SmolLM2 where `make demo` has left it, and a generated checkp
 rank and by the fewest more that divide them, each a fresh process, with the files in the page cache. "memory" is the peak of
 the process's own memory above what it had before, as a share of the rank's parameters, over all of load(); parameters that
 lie in the files' mapped pages count as well. "time" is that of filling the model, from the first slice to the last finished
-parameter, as a share of reading as many bytes into fresh memory just before, one file after the other; what load() takes with
-configs, plans and the model's first steps stands beside it.
+parameter, as a share of reading as many bytes just before, by all ranks at once, one file after the other, each into memory of
+its own that is kept until the last is read, as a model keeps its parameters: where a machine's memory is another's, a page
+that was given back lately costs a third of one that was not. What load() takes with configs, plans and the model's first
+steps stands beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,16 +60,17 @@ def write_generated(folder: Path) -> None:
     module.save_pretrained(folder, max_shard_size="1GB")
 
 
-def read_bytes(folder: Path, share: float) -> float:
-    """Seconds that reading this share of every file into fresh memory takes, at its fastest."""
+def read_bytes(folder: Path, share: float, wait: Callable[[], object]) -> float:
+    """Seconds that reading this share of every file into memory takes, at its fastest; ranks wait for each other first."""
     best = float("inf")
     for _ in range(ROUNDS):
-        start = time.perf_counter()
+        wait()
+        start, kept = time.perf_counter(), []
         for file in sorted(folder.glob("*.safetensors")):
-            size = int(file.stat().st_size * share)
+            memory = torch.empty(int(file.stat().st_size * share), dtype=torch.uint8)
             with open(file, "rb", buffering=0) as opened:
-                memory = torch.empty(size, dtype=torch.uint8)
                 opened.readinto(memory.numpy())
+            kept.append(memory)
         best = min(best, time.perf_counter() - start)
     return best
 
@@ -105,12 +108,12 @@ def measure_rank(folder: Path, rank: int, ranks: int, store: str) -> None:
     limits = hal.Limits(16, 1, 16, block_size=16)
     tiny_folder = Path(store + "-warm")
     load(tiny_folder, device="cpu", limits=limits, group=group, progress=False)
-    seconds_to_read = read_bytes(folder, 1 / ranks)
+    wait = (lambda: None) if group is None else torch.distributed.barrier
+    seconds_to_read = read_bytes(folder, 1 / ranks, wait)
     gc.collect()
     before = read_memory()
     peaks = list(before)
-    if group is not None:
-        torch.distributed.barrier()
+    wait()
     start = time.perf_counter()
     with sample_peaks(peaks), timed_filling() as filling:
         module = load(folder, device="cpu", limits=limits, group=group, progress=False).module
