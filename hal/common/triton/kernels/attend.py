@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .fp8 import fp8_unit
-from .softmax import cap_scores, finish_rows, fold_tile, load_rows, multiply, sink_share
+from .softmax import LOG2E, cap_scores, finish_rows, fold_tile, load_rows, multiply, sink_share
 from .stored import load_factor, load_lanes, load_rest, load_scales
 
 
@@ -269,9 +269,9 @@ def attend_keys(
             k_rest = load_rest(keys, is_there, rest, MAIN, REST, BLOCK_R, PLAIN_AT, FP8, IS_ALIGNED, kind)
             scores = multiply(q_rest, tl.trans(k_rest), scores)
         if HAS_SOFTCAP:
-            scores = cap_scores(scores * scale, softcap) * 1.4426950408889634
+            scores = cap_scores(scores * scale, softcap) * LOG2E
         else:
-            scores = scores * (scale * 1.4426950408889634)
+            scores = scores * (scale * LOG2E)
         is_seen = is_there[None, :]
         if HAS_CHOICE:
             is_seen = is_seen & is_chosen

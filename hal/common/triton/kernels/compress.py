@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from .softmax import LOG2E
+
 
 @triton.jit
 def mix_channels(
@@ -54,7 +56,7 @@ def mix_channels(
         values = tl.where(is_own, values, tl.load(at, mask=from_cache, other=0.0))
         logits = tl.load(score + source * score_token + lanes, mask=from_step, other=float("-inf"))
         cached = tl.load(at + GROUPS * WIDTH, mask=from_cache, other=float("-inf"))
-        logits = tl.where(is_own, logits, cached) * 1.4426950408889634
+        logits = tl.where(is_own, logits, cached) * LOG2E
         new_peak = tl.maximum(peak, logits)
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         weights = tl.exp2(logits - base)

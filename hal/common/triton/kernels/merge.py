@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .softmax import sink_share
+from .softmax import LOG2E, sink_share
 
 
 @triton.jit(
@@ -48,7 +48,7 @@ def join_parts(
     at_log = first_log
     at = parts + token * part_token + head * part_head + columns
     for _ in range(0, num_parts):
-        weight = tl.exp2((tl.load(at_log) - base) * 1.4426950408889634)
+        weight = tl.exp2((tl.load(at_log) - base) * LOG2E)
         result += weight * tl.load(at, mask=columns < tl.where(weight > 0.0, WIDTH, 0), other=0.0)
         total += weight
         at_log += lse_part
@@ -101,8 +101,8 @@ def merge_pair(
     log_b = tl.where(has_b, log_b, float("-inf"))
     peak = tl.maximum(log_a, log_b)
     base = tl.where(peak == float("-inf"), 0.0, peak)
-    weight_a = tl.exp2((log_a - base) * 1.4426950408889634)
-    weight_b = tl.exp2((log_b - base) * 1.4426950408889634)
+    weight_a = tl.exp2((log_a - base) * LOG2E)
+    weight_b = tl.exp2((log_b - base) * LOG2E)
     total = weight_a + weight_b
     mask = (columns < WIDTH)[None, :]
     at_a = out_a + (token * a_token + head * a_head)[:, None] + columns[None, :]

@@ -3,6 +3,9 @@
 import triton
 import triton.language as tl
 
+# Kernels take powers of two: exp(x) is exp2(x * LOG2E).
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def multiply(a, b, total):
@@ -22,7 +25,7 @@ def load_rows(starts, is_there, columns, WIDTH: tl.constexpr, BLOCK: tl.constexp
 @triton.jit
 def cap_scores(scores, softcap):
     """softcap * tanh(scores / softcap), by an exponential: device libraries name their tanh differently."""
-    grown = tl.exp2(scores * (2.8853900817779268 / softcap))
+    grown = tl.exp2(scores * (2.0 * LOG2E / softcap))
     return softcap * (1.0 - 2.0 / (grown + 1.0))
 
 
@@ -46,7 +49,7 @@ def sink_share(lse, logit):
     """The share of a row's denominator that is not its sink's, a logit; 0 for rows that saw nothing."""
     has_keys = lse > float("-inf")
     gap = tl.where(has_keys, logit - lse, 0.0)
-    return tl.where(has_keys, 1.0 / (1.0 + tl.exp2(gap * 1.4426950408889634)), 0.0)
+    return tl.where(has_keys, 1.0 / (1.0 + tl.exp2(gap * LOG2E)), 0.0)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .fp8 import fp8_unit
-from .softmax import finish_rows, fold_tile, load_rows, multiply, sink_share
+from .softmax import LOG2E, finish_rows, fold_tile, load_rows, multiply, sink_share
 from .stored import load_factor, load_lanes, load_mixed, load_rest, load_scales
 
 
@@ -155,7 +155,7 @@ def attend_rows(
         if REST > 0:
             k_rest = load_rest(keys, is_there, rest, MAIN, REST, BLOCK_R, PLAIN_AT, FP8, IS_ALIGNED, kind)
             scores = multiply(q_rest, tl.trans(k_rest), scores)
-        scores = scores * (scale * 1.4426950408889634)
+        scores = scores * (scale * LOG2E)
         weights, peak, total, shrink = fold_tile(scores, is_there[None, :], peak, total)
         if SCALES == 4:
             if NUM_C > 1:
