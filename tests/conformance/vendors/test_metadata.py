@@ -117,19 +117,11 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def without_runs(metadata: dict[str, Any]) -> dict[str, Any]:
-    phases = {name: {**metadata[name], "runs": None} for name in ("decode", "prefill") if metadata[name] is not None}
-    return {**metadata, **phases}
-
-
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("opened", "kind"), [served for served in SERVED if served.values[0].backend != "cpu"])
 def test_the_same_batch_gives_the_same_metadata(opened: Opened, kind: str, batch: str) -> None:
     shape = read_shape(SHAPES[kind])
     found, expected = (build(each, shape, BATCHES[batch]()) for each in (opened, OPENED["cpu"]))
-    if kind == "sparse_mla" and not backends()[opened.backend].capabilities.masked_varlen:
-        assert {run["form"] for run in pruned_runs(found, shape)} <= {"absorbed"}
-        found, expected = without_runs(found), without_runs(expected)
     assert found == expected
 
 
@@ -145,11 +137,8 @@ def test_every_written_backend_is_opened() -> None:
     assert served == {name for name, cls in backends().items() if cls.capabilities is not None}
 
 
-def test_the_choice_of_keys_shows_in_the_runs() -> None:
-    """A backend that masks decompresses a pruned prefill, so that leaving the runs out above leaves out something."""
+def test_a_pruned_prefill_is_decompressed_in_part() -> None:
+    """So that the metadata compared above holds both forms of its runs."""
     shape = read_shape(SHAPES["sparse_mla"])
-    forms = {}
-    for name in ("cpu", "cuda:triton"):
-        metadata = build(OPENED[name], shape, BATCHES["ragged_prefill_with_context"]())
-        forms[name] = {run["form"] for run in pruned_runs(metadata, shape)}
-    assert forms == {"cpu": {"absorbed", "decompressed"}, "cuda:triton": {"absorbed"}}
+    metadata = build(OPENED["cpu"], shape, BATCHES["ragged_prefill_with_context"]())
+    assert {run["form"] for run in pruned_runs(metadata, shape)} == {"absorbed", "decompressed"}
