@@ -12,6 +12,8 @@ from .figures import Figures, count_asked
 MAGIC = 0x07230203
 OP_NAME, OP_EXTENSION, OP_ENTRY_POINT, OP_EXECUTION_MODE, OP_CAPABILITY = 5, 10, 15, 16, 17
 OP_TYPE_POINTER, OP_FUNCTION, OP_FUNCTION_CALL, OP_STORE = 32, 54, 57, 62
+# From OpAtomicExchange to OpAtomicXor: the type and the number of a result, then the pointer.
+ATOMIC_UPDATES = range(229, 243)
 # Sub-group matrix multiply-accumulate, and the block store of the same unit, as calls of built-in functions.
 MATRIX_CALL, STORE_CALL = ("matrix_mad", "MatrixMultiplyAccumulate"), ("block_write", "BlockStore")
 _KERNEL_MODEL, _GLOBAL_CLASS = 6, 5
@@ -109,8 +111,9 @@ def _count_calls(module: Module, parts: Sequence[str]) -> int:
 
 
 def _count_stores(module: Module) -> int:
-    """Stores through pointers to global memory, which are known by the type of the instruction that made them."""
+    """Stores and atomic updates through pointers to global memory, known by the type of the instruction that made them."""
     types = {one.words[0] for one in module.of(OP_TYPE_POINTER) if one.words[1] == _GLOBAL_CLASS}
     made = (one.words for one in module.instructions if one.opcode not in _NO_RESULT and len(one.words) > 1)
     pointers = {words[1] for words in made if words[0] in types}
-    return sum(one.words[0] in pointers for one in module.of(OP_STORE))
+    stores = sum(one.words[0] in pointers for one in module.of(OP_STORE))
+    return stores + sum(one.opcode in ATOMIC_UPDATES and one.words[2] in pointers for one in module.instructions)

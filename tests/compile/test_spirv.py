@@ -46,6 +46,13 @@ def test_stores_to_global_memory_and_matrix_calls_are_counted() -> None:
     assert figures.registers is figures.spills is None
 
 
+def test_an_atomic_update_of_global_memory_is_a_store() -> None:
+    """OpAtomicOr (241) says the type and the number of its result before the pointer; OpAtomicLoad (227) stores nothing."""
+    updates = [Instruction(241, (6, 70 + at, pointer, 1, 0, 5)) for at, pointer in enumerate((POINTER_GLOBAL, POINTER_LOCAL))]
+    load = Instruction(227, (6, 80, POINTER_GLOBAL, 1, 0))
+    assert read_spirv(compiled(make_module(*updates, load))).stores == 1
+
+
 def test_a_decoration_of_a_pointer_type_makes_no_pointer() -> None:
     decorated = Instruction(71, (TYPE_GLOBAL, 44, 4))
     assert read_spirv(compiled(make_module(decorated, Instruction(62, (44, 5))))).stores == 0

@@ -46,20 +46,19 @@ def mark_choice(
     starts: the call's q_start_loc and k_start_loc; longest: its longest query and request. BatchError where tokens or requests
     are not as many.
     """
+    requests = starts[0].shape[0] - 1
+    if first_key is not None:
+        first_key = dense_numbers("first_key", first_key)
+        if first_key.shape[0] != requests:
+            raise BatchError(f"first_key is of {first_key.shape[0]} requests; the call has {requests}")
     if selected is None:
         return None
     import torch
 
-    requests = starts[0].shape[0] - 1
+    first_key = starts[0].new_zeros(requests) if first_key is None else first_key
     selected = dense_numbers("selected", selected, 2)
-    if first_key is None:
-        first_key = starts[0].new_zeros(requests)
-    first_key = dense_numbers("first_key", first_key)
-    if selected.shape[0] != tokens or first_key.shape[0] != requests:
-        raise BatchError(
-            f"a choice for {selected.shape[0]} tokens with the first keys of {first_key.shape[0]} requests; the call "
-            f"has {tokens} and {requests}"
-        )
+    if selected.shape[0] != tokens:
+        raise BatchError(f"selected is of {selected.shape[0]} tokens; the call has {tokens}")
     bits = torch.zeros(tokens, max(1, -(-longest[1] // BITS)), dtype=torch.int32, device=selected.device)
     if selected.shape[1]:
         run(mark_launch(selected, *starts, first_key, bits, longest[0]))

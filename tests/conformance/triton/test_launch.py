@@ -86,7 +86,7 @@ def test_every_arch_has_tiles_within_its_limits(platform: str, arch: str, layer:
     names = [found.name for found in specialisations(request)]
     expected = {"cache:write_rows", "cache:read_rows", "attend:attend_keys", "merge:join_parts", "merge:merge_pair"}
     if layer.indexer is not None:
-        expected |= {"sparse:attend_rows", "rows:find_rows", "scores:score_keys", "topk:choose_columns"}
+        expected |= {"sparse:attend_rows", "rows:find_rows", "scores:score_keys", "topk:choose_columns", "choice:mark_keys"}
     assert set(names) == expected
 
 
