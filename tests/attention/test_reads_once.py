@@ -95,8 +95,10 @@ WRITTEN = {name: cls for name, cls in backends().items() if cls.capabilities is 
 LIMITS = hal.Limits(64, 2, 32)
 
 
-def open_and_warm(shape: hal.config.ModelShape, device: hal.Device, dtype: str, backend: str) -> hal.Plan:
-    plan = hal.plan(shape, device, limits=LIMITS, dtype=dtype, backend=backend)
+def open_and_warm(
+    shape: hal.config.ModelShape, device: hal.Device, dtype: str, backend: str, software: hal.Software | None = None
+) -> hal.Plan:
+    plan = hal.plan(shape, device, limits=LIMITS, dtype=dtype, backend=backend, software=software)
     attention = plan.open(8)
     attention.build(hal.Batch([3, 1], [3, 5], [[0], [1]]))
     if backends()[backend].capabilities.compiled_launches:
@@ -126,11 +128,11 @@ def test_running_reads_nothing_again(name: str, counted: tuple[hal.config.ModelS
 def test_running_on_a_vendors_library_reads_nothing_again(cell: Cell, config: dict[str, Any]) -> None:
     reads: Counter[str] = Counter()
     shape = hal.read_shape(Counting({**COMPOSITE, "text_config": config}, reads))
-    software = hal.Software({cell.library: cell.release})
-    if hal.supports_combination(hal.Request(shape.layer(0), cell.device, "bfloat16", software=software))[cell.backend]:
+    request = hal.Request(shape.layer(0), cell.device, "bfloat16", software=cell.software)
+    if hal.supports_combination(request)[cell.backend]:
         pytest.skip(f"{cell.backend} does not serve this layer on {cell.arch} with {cell.library}")
     with cell.installed():
-        plan = open_and_warm(shape, cell.device, "bfloat16", cell.backend)
+        plan = open_and_warm(shape, cell.device, "bfloat16", cell.backend, cell.software)
     assert any(cell.backend in selection.providers.values() for selection in plan.selections)
     assert reads["text_config.num_attention_heads"] == 1
     assert {key: count for key, count in reads.items() if count != 1} == {}
