@@ -17,9 +17,11 @@ from .dequantising import prepare_dequantising
 from .errors import CheckpointError, UnsupportedModelError, describe
 from .folder import check_folder
 
+TIED = "tie_word_embeddings"
 
-def read_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape]:
-    """transformers' config of a folder and its shape.
+
+def read_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape, bool]:
+    """transformers' config of a folder, its shape, and whether the whole model's class ties a head that the text part unties.
 
     CheckpointError: no folder, no config, one that transformers cannot read, a model that needs its own code.
     """
@@ -31,8 +33,14 @@ def read_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape]:
     shape = read_shape(config)
     # An object no longer tells what its file states from what its class fills in, and transformers asks the wrapper alone.
     tied = read_shape(folder).tie_word_embeddings
+    is_disputed = getattr(config, TIED, None) is True and not tied
+    return *flag_ties(config, shape, tied), is_disputed
+
+
+def flag_ties(config: PreTrainedConfig, shape: ModelShape, tied: bool) -> tuple[PreTrainedConfig, ModelShape]:
+    """The config, changed in place on every level that states a tie, and a shape that says the same."""
     for part in (config, config.get_text_config(decoder=True)):
-        part.tie_word_embeddings = tied
+        setattr(part, TIED, tied)
     return config, replace(shape, tie_word_embeddings=tied)
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hal.common.contract.parallel import Parallel
 from hal.config import ModelShape
 
-from .build import build_module, read_model
+from .build import TIED, build_module, flag_ties, read_model
 from .checkpoint_header import DTYPES, PACKED_BITS, StoredTensor
 from .checkpoint_index import CheckpointIndex, read_index
 from .dequantising import has_scales, quantizer_of
@@ -41,9 +42,28 @@ def plan_checkpoint(path: str | Path, *, parallel: Parallel | None = None, group
     """
     folder = Path(path)
     ranks = join_ranks(parallel, group).parallel if group is not None else parallel or Parallel()
-    config, shape = read_model(folder)
+    config, shape = read_tied_model(folder)
     index, module = read_index(folder), build_module(config)
     return plan_tensors(index, module, shape, shares_per_rank(module, shape, ranks))
+
+
+def read_tied_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape]:
+    """A folder's config and shape, with embedding and head tied as its config and its files say together.
+
+    The text part's flag decides. Where it unties what the whole model's class ties, and the files hold only one of the two,
+    the class is right: transformers follows its flag alone, writes such files by the defaults of several classes, and without
+    the tie one of the two would be missing. CheckpointError as read_model and, in that case alone, read_index.
+    """
+    config, shape, is_disputed = read_model(folder)
+    if not is_disputed:
+        return config, shape
+    tied_config, tied_shape = flag_ties(copy.deepcopy(config), shape, True)
+    plan = plan_tensors(read_index(folder), build_module(tied_config), tied_shape)
+    if all((name in plan.assigned) == (source in plan.assigned) for name, source in plan.tied.items()):
+        return config, shape
+    others = tuple(words for words in shape.warnings if TIED not in words)
+    note = f"{type(config).__name__}.{TIED} is True and the text part's is False; the first is used, since one matrix is stored"
+    return tied_config, replace(tied_shape, warnings=(*others, note))
 
 
 def plan_tensors(

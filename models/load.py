@@ -19,9 +19,9 @@ from hal.config import ModelShape
 from hal.config.dtypes import model_dtype_name
 
 from .binding import Step
-from .build import build_module, read_model
+from .build import build_module
 from .checkpoint_index import read_index
-from .checkpoint_plan import plan_tensors
+from .checkpoint_plan import plan_tensors, read_tied_model
 from .decoders import find_decoder
 from .dry_run import quiet_transformers
 from .errors import CheckpointError, UnsupportedModelError, describe
@@ -69,7 +69,7 @@ def load(
     ranks = join_ranks(parallel, group)
     folder = Path(path)
     with failing_together(ranks.everyone):
-        config, shape = read_model(folder)
+        config, shape = read_tied_model(folder)
         empty = build_module(config)
         check_supported(empty, shape)
         sharding = plan_sharding(empty, shape, ranks.parallel)
