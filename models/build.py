@@ -21,7 +21,7 @@ TIED = "tie_word_embeddings"
 
 
 def read_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape, bool]:
-    """transformers' config of a folder, its shape, and whether the whole model's class ties a head that the text part unties.
+    """transformers' config of a folder, its shape, and whether its flags disagree as its two classes do by themselves.
 
     CheckpointError: no folder, no config, one that transformers cannot read, a model that needs its own code.
     """
@@ -33,8 +33,17 @@ def read_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape, bool]:
     shape = read_shape(config)
     # An object no longer tells what its file states from what its class fills in, and transformers asks the wrapper alone.
     tied = read_shape(folder).tie_word_embeddings
-    is_disputed = getattr(config, TIED, None) is True and not tied
+    is_disputed = getattr(config, TIED, None) is True and not tied and has_classes_at_odds(config)
     return *flag_ties(config, shape, tied), is_disputed
+
+
+def has_classes_at_odds(config: PreTrainedConfig) -> bool:
+    """Whether the whole model's class ties the head and its text part's does not, where nothing is said.
+
+    Flags of a file that say the same may be those defaults, written by save_pretrained(), and no one's decision.
+    """
+    text = config.get_text_config(decoder=True)
+    return getattr(type(config), TIED, None) is True and getattr(type(text), TIED, None) is False
 
 
 def flag_ties(config: PreTrainedConfig, shape: ModelShape, tied: bool) -> tuple[PreTrainedConfig, ModelShape]:

@@ -50,9 +50,10 @@ def plan_checkpoint(path: str | Path, *, parallel: Parallel | None = None, group
 def read_tied_model(folder: Path) -> tuple[PreTrainedConfig, ModelShape]:
     """A folder's config and shape, with embedding and head tied as its config and its files say together.
 
-    The text part's flag decides. Where it unties what the whole model's class ties, and the files hold only one of the two,
-    the class is right: transformers follows its flag alone, writes such files by the defaults of several classes, and without
-    the tie one of the two would be missing. CheckpointError as read_model and, in that case alone, read_index.
+    The text part's flag decides. Where it unties what the whole model ties, both as their classes do by themselves, and the
+    files hold only one of the two, the whole model's is right: transformers follows that flag alone, writes such files by the
+    defaults of several classes, and without the tie one of the two would be missing. CheckpointError as read_model and, in
+    that case alone, read_index.
     """
     config, shape, is_disputed = read_model(folder)
     if not is_disputed:

@@ -84,6 +84,9 @@ class CheckpointPlan:
                 _listed("missing", [self._with_hint(name) for name in self.missing]),
                 _listed("unexpected", [self._with_hint(name) for name in self.unexpected]),
             ]
+        if strict and self.missing:
+            ties = (words for words in self.warnings if "tie_word_embeddings" in words)
+            found += [f"{words}: set both flags alike if the embedding is the head as well" for words in ties]
         return tuple(problem for problem in found if problem)
 
     def _say_stranger(self) -> str:
