@@ -143,7 +143,7 @@ def listed_keys(k: Any, v: Any, start_loc: Any, max_length: int, choice: Any = N
         v_row=v.stride(0),
         v_head=v.stride(1),
         kv_heads=k.shape[1],
-        widths=Widths(main=main, rest=rest, value=v.shape[2]),
+        widths=Widths(main=main, rest=rest, value=v.shape[2], chooses=choice is not None),
         value=v.shape[2],
         lengths=start_loc,
         max_length=max_length,

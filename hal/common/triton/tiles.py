@@ -27,7 +27,7 @@ class Candidate:
 
     copies: how many copies of a tile's keys the compiled kernel keeps in shared memory, as measured. archs and dtypes: those it
     is for, none meaning all. up_to_rows: only for calls with no more query rows than that per KV head. up_to_width: likewise
-    for keys.
+    for keys. chooses: only for calls whose keys are chosen one by one.
     """
 
     block_m: int
@@ -40,6 +40,7 @@ class Candidate:
     up_to_rows: int | None = None
     up_to_width: int | None = None
     dtypes: tuple[str, ...] = ()
+    chooses: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Widths:
     """What a kernel's tile has to hold per key: main and rest elements, and a value of its own unless the key's main is it.
 
     splits: main may be worked on in pieces, one per program. sums_values: else it sums scores alone. share: the most
-    elements of main that a piece may have; 0 for any number.
+    elements of main that a piece may have; 0 for any number. chooses: a bit beside them says which query may see the key.
     """
 
     main: int
@@ -71,6 +72,7 @@ class Widths:
     splits: bool = False
     sums_values: bool = True
     share: int = 0
+    chooses: bool = False
 
     @property
     def block_main(self) -> int:
@@ -137,7 +139,7 @@ def choose_tile(machine: Machine, call: str, widths: Widths, dtype: str, rows: i
     """
     refusal: Reason | None = None
     for candidate in machine.candidates[call]:
-        if not _concerns(candidate, machine.arch.name, dtype, rows, widths.main):
+        if not _concerns(candidate, machine.arch.name, dtype, rows, widths):
             continue
         tile = _cut(candidate, widths, rows)
         refusal = _refuse(machine, tile, widths, dtype)
@@ -164,12 +166,14 @@ def shared_bytes(tile: Tile, widths: Widths, dtype: str) -> int:
     return item_size(dtype) * elements
 
 
-def _concerns(candidate: Candidate, arch: str, dtype: str, rows: int, width: int) -> bool:
+def _concerns(candidate: Candidate, arch: str, dtype: str, rows: int, widths: Widths) -> bool:
+    if candidate.chooses and not widths.chooses:
+        return False
     if candidate.archs and arch not in candidate.archs:
         return False
     if candidate.dtypes and dtype not in candidate.dtypes:
         return False
-    if candidate.up_to_width is not None and width > candidate.up_to_width:
+    if candidate.up_to_width is not None and widths.main > candidate.up_to_width:
         return False
     return candidate.up_to_rows is None or rows <= candidate.up_to_rows
 
