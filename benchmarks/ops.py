@@ -40,13 +40,14 @@ def make_calls() -> dict[str, Call]:
     lse, rows = torch.randn(1, 8), torch.arange(16, 32, dtype=torch.int32)[None]
     segments = [hal.Segment(latent, rows, 16 * one)]
     starts = torch.tensor([0, 1], dtype=torch.int32)
+    lists = hal.VarlenBatch(q_start_loc=starts, k_start_loc=starts, max_query_len=1, max_seq_len=1)
     scores, ids = torch.randn(1, 40), torch.arange(16, dtype=torch.int32)[None]
     return {
         "write_cache": lambda c: c.write_cache(kv, slots, k, v),
         "gather_cache": lambda c: c.gather_cache(kv, rows[0]),
         "paged_attention": lambda c: c.paged_attention(q, kv, batch, softmax_scale=0.1),
         "paged_attention, out= and lse": lambda c: c.paged_attention(q, kv, batch, softmax_scale=0.1, need_lse=True, out=out),
-        "varlen_attention": lambda c: c.varlen_attention(q, k, v, starts, starts, 1, 1, softmax_scale=0.1),
+        "varlen_attention": lambda c: c.varlen_attention(q, k, v, lists, softmax_scale=0.1),
         "index_scores": lambda c: c.index_scores(torch.ones(1, 4, 64), torch.ones(1, 4), keys, batch),
         "select_topk": lambda c: c.select_topk(scores, 40 * one, 16, 16),
         "rows_from_topk": lambda c: c.rows_from_topk(ids, 0 * one, table, 40 * one, block_size=PAGE, parallel=hal.Parallel()),

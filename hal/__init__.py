@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from .common.backends.select import supports_combination as supports_combination
     from .common.contract.backend import Backend as Backend
     from .common.contract.batch import Batch as Batch
+    from .common.contract.call_values import CompressedBatch as CompressedBatch
     from .common.contract.call_values import IndexInputs as IndexInputs
     from .common.contract.call_values import KVCache as KVCache
     from .common.contract.call_values import PagedBatch as PagedBatch
     from .common.contract.call_values import Segment as Segment
+    from .common.contract.call_values import VarlenBatch as VarlenBatch
     from .common.contract.capabilities import Capabilities as Capabilities
     from .common.contract.compressor import Compressor as Compressor
     from .common.contract.device import Device as Device
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from .common.contract.errors import NoBackend as NoBackend
     from .common.contract.errors import NotBuiltError as NotBuiltError
     from .common.contract.limits import Limits as Limits
+    from .common.contract.masking import Masking as Masking
     from .common.contract.parallel import Parallel as Parallel
     from .common.contract.plan import Plan as Plan
     from .common.contract.platform import Platform as Platform
@@ -83,7 +86,10 @@ _HOMES = {
     "NotBuiltError": "common.contract.errors",
     "IndexInputs": "common.contract.call_values",
     "KVCache": "common.contract.call_values",
+    "CompressedBatch": "common.contract.call_values",
     "PagedBatch": "common.contract.call_values",
+    "VarlenBatch": "common.contract.call_values",
+    "Masking": "common.contract.masking",
     "Segment": "common.contract.call_values",
     "Limits": "common.contract.limits",
     "kernels": "common.backends.kernels",

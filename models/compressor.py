@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hal.common.backends.kernels import kernels
-from hal.common.contract.call_values import IndexInputs, KVCache
+from hal.common.contract.call_values import CompressedBatch, IndexInputs, KVCache
 from hal.common.contract.compressor import Compressor
 from hal.common.contract.layouts import latent_layout, state_layout
 from hal.config import LayerShape
@@ -149,11 +149,15 @@ class _Tapped:
         entries = KVCache(torch.zeros(1, 2, self.width), latent_layout(self.width, 0, "float32"), 2, 2)
         slots = torch.arange(tokens)
         closing = torch.where((slots + 1) % ratio == 0, slots // ratio, -1)
-        request, table = torch.zeros(tokens, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
-        start = torch.tensor([0, tokens], dtype=torch.int32)
-        kernels("cpu").compress_states(
-            Compressor(eps=compressor.eps, **here), states, entries, slots, closing, start, request, slots, table, ratio=ratio
+        batch = CompressedBatch(
+            state_slots=slots,
+            entry_slots=closing,
+            query_start_loc=torch.tensor([0, tokens], dtype=torch.int32),
+            req_id=torch.zeros(tokens, dtype=torch.int32),
+            positions=slots,
+            block_table=torch.zeros(1, 1, dtype=torch.int32),
         )
+        kernels("cpu").compress_states(Compressor(eps=compressor.eps, **here), states, entries, batch, ratio=ratio)
         return entries.storage[0]
 
 

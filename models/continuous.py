@@ -11,6 +11,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from hal.common.backends.kernels import kernels
 from hal.common.backends.select import select
 from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import VarlenBatch
+from hal.common.contract.masking import Masking
 from hal.common.contract.request import Request
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import dtype_name
@@ -66,13 +68,14 @@ class ContinuousBinding:
             by_token(scaled_query(self.layer, query, call)),
             by_token(key),
             by_token(value),
-            paging["cu_seq_lens_q"],
-            paging["cu_seq_lens_k"],
-            paging["max_length_q"],
-            paging["max_length_k"],
+            VarlenBatch(
+                q_start_loc=paging["cu_seq_lens_q"],
+                k_start_loc=paging["cu_seq_lens_k"],
+                max_query_len=paging["max_length_q"],
+                max_seq_len=paging["max_length_k"],
+            ),
             softmax_scale=self.layer.softmax_scale,
-            window=self.layer.window,
-            softcap=self.layer.softcap,
+            masking=Masking(window=self.layer.window, softcap=self.layer.softcap),
             need_lse=sink is not None,
         )
         if sink is not None and lse is not None:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from hal.common.contract.backend import Backend
 from hal.common.contract.capabilities import SINK_CALLS, Capabilities
+from hal.common.contract.masking import CAUSAL
 
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+    from hal.common.contract.call_values import CompressedBatch, IndexerChunk, KVCache, PagedBatch, Segment, VarlenBatch
     from hal.common.contract.compressor import Compressor
     from hal.common.contract.device import Device
+    from hal.common.contract.masking import Masking
     from hal.common.contract.parallel import Parallel
 
 _LATENTS = ("latent", "latent_fp8", "fp8_ds_mla")
@@ -54,10 +56,10 @@ class CPUBackend(Backend):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         # Here and not at the top of the file: torch is loaded when a backend is opened, not when it is registered.
-        from . import cache, compress, indexer, mask, merge, paged, sparse, topk, varlen
+        from . import cache, compress, indexer, merge, paged, sparse, topk, varlen
 
         self._compress = compress
-        self._cache, self._indexer, self._make_mask, self._merge = cache, indexer, mask.make_mask, merge
+        self._cache, self._indexer, self._merge = cache, indexer, merge
         self._paged, self._sparse, self._topk, self._varlen = paged, sparse, topk, varlen
 
     def write_cache(self, cache: KVCache, slots: torch.Tensor, *parts: torch.Tensor) -> None:
@@ -73,19 +75,15 @@ class CPUBackend(Backend):
         batch: PagedBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        mask = self._make_mask(causal, window, chunk)
         if sink is None:
-            return self._paged.attend_pages(q, cache, batch, mask, softmax_scale, softcap, need_lse, out)
+            return self._paged.attend_pages(q, cache, batch, masking, softmax_scale, need_lse, out)
         self._merge.check_inner_sink(q, sink, out)
-        state = self._paged.attend_pages(q, cache, batch, mask, softmax_scale, softcap, True, out)
+        state = self._paged.attend_pages(q, cache, batch, masking, softmax_scale, True, out)
         return self._merge.add_sink(state, sink, need_lse)
 
     def varlen_attention(
@@ -93,24 +91,14 @@ class CPUBackend(Backend):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        q_start_loc: torch.Tensor,
-        k_start_loc: torch.Tensor,
-        max_query_len: int,
-        max_seq_len: int,
+        batch: VarlenBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
-        selected: torch.Tensor | None = None,
-        first_key: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        mask = self._make_mask(causal, window, None)
-        return self._varlen.attend_varlen(
-            q, k, v, q_start_loc, k_start_loc, mask, softmax_scale, softcap, need_lse, out, selected, first_key
-        )
+        return self._varlen.attend_varlen(q, k, v, batch, masking, softmax_scale, need_lse, out)
 
     def index_scores(
         self,
@@ -177,15 +165,8 @@ class CPUBackend(Backend):
         compressor: Compressor,
         states: KVCache,
         entries: KVCache,
-        state_slots: torch.Tensor,
-        entry_slots: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        req_id: torch.Tensor,
-        positions: torch.Tensor,
-        block_table: torch.Tensor,
+        batch: CompressedBatch,
         *,
         ratio: int,
     ) -> None:
-        self._compress.compress_states(
-            compressor, states, entries, state_slots, entry_slots, query_start_loc, req_id, positions, block_table, ratio
-        )
+        self._compress.compress_states(compressor, states, entries, batch, ratio)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hal.common.contract.call_values import PagedBatch
-from hal.common.contract.errors import BatchError, InputError, LayoutError
+from hal.common.contract.errors import BatchError, LayoutError
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -51,19 +51,6 @@ def check_starts(name: str, starts: torch.Tensor, requests: int) -> None:
     check_integers(name, starts, 1)
     if starts.shape[0] != requests + 1:
         raise BatchError(f"{name} has {starts.shape[0]} entries; {requests} requests need {requests + 1}")
-
-
-def check_mask(window: int | None, chunk: int | None) -> None:
-    """Raise InputError for a window or chunk that leaves no key."""
-    for name, value in (("window", window), ("chunk", chunk)):
-        if value is not None and value < 1:
-            raise InputError(f"{name} is {value}; expected at least 1, or None for none")
-
-
-def check_softcap(softcap: float | None) -> None:
-    """Raise InputError for a cap that is not above 0."""
-    if softcap is not None and not softcap > 0:
-        raise InputError(f"softcap is {softcap}; expected a number above 0, or None for none")
 
 
 def _describe(tensor: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.contract.call_values import KVCache
+from hal.common.contract.call_values import CompressedBatch, KVCache
 from hal.common.contract.compressor import Compressor, check_states
 
 from .cache import write_rows
@@ -17,17 +17,13 @@ def compress_states(
     compressor: Compressor,
     states: KVCache,
     entries: KVCache,
-    state_slots: torch.Tensor,
-    entry_slots: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    req_id: torch.Tensor,
-    positions: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: CompressedBatch,
     ratio: int,
 ) -> None:
     """Write an entry for every token that has a slot for one, and the states that have a slot."""
     width = entries.layout.widths[0]
-    groups = check_states(compressor, states, entries, ratio, (state_slots, entry_slots, req_id, positions))
+    groups = check_states(compressor, states, entries, batch, ratio)
+    positions, entry_slots = batch.positions, batch.entry_slots
     if not positions.numel():
         return
     dtype = states.rows.dtype
@@ -39,11 +35,11 @@ def compress_states(
     pieces = closing.split(step) if closing.numel() else ()
     made = []
     for tokens in pieces:
-        request, wanted = req_id[tokens].long(), positions[tokens][:, None] + torch.arange(1 - span, 1)
+        request, wanted = batch.req_id[tokens].long(), positions[tokens][:, None] + torch.arange(1 - span, 1)
         # A request's new tokens lie end to end, so a position is as far from the token as it is in time.
         index = tokens[:, None] + torch.arange(1 - span, 1)
-        index = torch.where(index >= query_start_loc[request][:, None], index, -1)
-        rows = _locate(states, block_table, request, torch.where(index < 0, wanted, -1), entries.block_size * ratio)
+        index = torch.where(index >= batch.query_start_loc[request][:, None], index, -1)
+        rows = _locate(states, batch.block_table, request, torch.where(index < 0, wanted, -1), entries.block_size * ratio)
         entry = _mix(_gather(states, rows, own, index), (rows < 0) & (index < 0), groups, width)
         if compressor.norm_weight is not None:
             scale = torch.rsqrt(entry.square().mean(dim=1, keepdim=True) + compressor.eps)
@@ -52,7 +48,7 @@ def compress_states(
             _rotate(entry, compressor.cos[tokens].to(dtype), compressor.sin[tokens].to(dtype))
         made.append(entry)
     # States last: a new one may lie where an earlier one was read.
-    write_rows(states, state_slots, own)
+    write_rows(states, batch.state_slots, own)
     for tokens, entry in zip(pieces, made, strict=True):
         write_rows(entries, entry_slots[tokens], entry.split(entries.layout.widths, dim=1))
 

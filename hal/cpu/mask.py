@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import torch
 
-from .checks import check_mask
+from hal.common.contract.masking import Masking
 
 
 @cache
-def make_mask(causal: bool, window: int | None, chunk: int | None) -> Mask:
-    """The mask of a layer, the same object for every call; InputError for a window or chunk below 1."""
-    check_mask(window, chunk)
-    return Mask(causal=causal, window=window, chunk=chunk)
+def make_mask(masking: Masking) -> Mask:
+    """The mask of a layer, the same object for every call."""
+    return Mask(rule=masking)
 
 
 class HiddenBlock(NamedTuple):
@@ -32,32 +31,30 @@ def hide(columns: slice, hidden: torch.Tensor) -> HiddenBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """A layer's rule. window: keys kept, the query's own included; chunk: only keys of the query's own run of that length.
+    """A layer's rule on the keys of one request.
 
     Positions count from key 0; origin is that key's position in its request, which decides where chunks begin.
     """
 
-    causal: bool
-    window: int | None
-    chunk: int | None
+    rule: Masking
     origin: int = 0
 
     def may_see_nothing(self, first: int) -> bool:
         """Whether a query at a position from first on may see no key at all."""
-        return not self.causal or first < 0
+        return not self.rule.causal or first < 0
 
     def key_range(self, first: int, last: int, num_keys: int) -> tuple[int, int]:
         """The span of keys that any query of positions first..last may see."""
         start, stop = 0, num_keys
-        if self.causal:
+        if self.rule.causal:
             stop = min(stop, last + 1)
-        if self.window is not None:
-            start = max(start, first - self.window + 1)
-            if not self.causal:
-                stop = min(stop, last + self.window)
-        if self.chunk is not None:
-            start = max(start, self._run(first) * self.chunk - self.origin)
-            stop = min(stop, (self._run(last) + 1) * self.chunk - self.origin)
+        if self.rule.window is not None:
+            start = max(start, first - self.rule.window + 1)
+            if not self.rule.causal:
+                stop = min(stop, last + self.rule.window)
+        if self.rule.chunk is not None:
+            start = max(start, self._run(first) * self.rule.chunk - self.origin)
+            stop = min(stop, (self._run(last) + 1) * self.rule.chunk - self.origin)
         return start, max(start, stop)
 
     def hidden_blocks(self, first: int, last: int, start: int, stop: int) -> tuple[HiddenBlock, ...]:
@@ -70,29 +67,29 @@ class Mask:
 
     def _seen_by_all(self, first: int, last: int, start: int, stop: int) -> tuple[int, int]:
         """The span of keys that every query of positions first..last sees."""
-        if self.causal:
+        if self.rule.causal:
             stop = min(stop, first + 1)
-        if self.window is not None:
-            start = max(start, last - self.window + 1)
-            if not self.causal:
-                stop = min(stop, first + self.window)
-        if self.chunk is not None:
-            start = max(start, self._run(last) * self.chunk - self.origin)
-            stop = min(stop, (self._run(first) + 1) * self.chunk - self.origin)
+        if self.rule.window is not None:
+            start = max(start, last - self.rule.window + 1)
+            if not self.rule.causal:
+                stop = min(stop, first + self.rule.window)
+        if self.rule.chunk is not None:
+            start = max(start, self._run(last) * self.rule.chunk - self.origin)
+            stop = min(stop, (self._run(first) + 1) * self.rule.chunk - self.origin)
         return start, stop
 
     def _hidden(self, first: int, last: int, start: int, stop: int) -> torch.Tensor:
         queries, keys = torch.arange(first, last + 1)[:, None], torch.arange(start, stop)[None, :]
         distance = queries - keys
-        hidden = distance < 0 if self.causal else torch.zeros_like(distance, dtype=torch.bool)
-        if self.window is not None:
-            hidden |= distance.abs() >= self.window
-        if self.chunk is not None:
-            hidden |= (queries + self.origin) // self.chunk != (keys + self.origin) // self.chunk
+        hidden = distance < 0 if self.rule.causal else torch.zeros_like(distance, dtype=torch.bool)
+        if self.rule.window is not None:
+            hidden |= distance.abs() >= self.rule.window
+        if self.rule.chunk is not None:
+            hidden |= (queries + self.origin) // self.rule.chunk != (keys + self.origin) // self.rule.chunk
         return hidden
 
     def _run(self, position: int) -> int:
-        return (position + self.origin) // (self.chunk or 1)
+        return (position + self.origin) // (self.rule.chunk or 1)
 
 
 def hide_unselected(selected: torch.Tensor, first_key: int, start: int, stop: int) -> HiddenBlock:

@@ -9,11 +9,12 @@ import torch
 from hal.common.contract.call_values import KVCache, PagedBatch
 from hal.common.contract.errors import LayoutError
 from hal.common.contract.layouts import Layout
+from hal.common.contract.masking import Masking
 
 from .attend import attend_request, attend_single, group_heads, scale_queries
 from .cache import read_located
-from .checks import check_floats, check_softcap
-from .mask import Mask
+from .checks import check_floats
+from .mask import make_mask
 from .results import prepare_results
 from .spans import find_spans
 
@@ -25,28 +26,26 @@ def attend_pages(
     q: torch.Tensor,
     cache: KVCache,
     batch: PagedBatch,
-    mask: Mask,
+    masking: Masking,
     softmax_scale: float,
-    softcap: float | None,
     need_lse: bool,
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, v_head_dim] and lse of every query over its request's pages.
 
-    A batch's own key ranges, where it has some, take the mask's place.
+    A batch's own key ranges, where it has some, take the rule's place.
     """
     kv_heads, width, value_width = _widths(cache.layout)
     if q.dim() != 3 or not (q.is_floating_point() and q.is_cpu):
         check_floats("q", q, 3)
     _check_query(q, kv_heads, width)
-    check_softcap(softcap)
     views = None if cache.layout.is_quantised else _split_heads(cache.layout.name, cache.rows, cache.parts)
     out, lse = prepare_results(q, value_width, need_lse, out)
     if not q.shape[1]:
         return out, lse
     lone = group_heads(q, kv_heads)
     queries = None
-    for span in find_spans(cache, batch, mask, q.shape[0]):
+    for span in find_spans(cache, batch, make_mask(masking), q.shape[0]):
         begin, end = span.begin, span.end
         if span.rows is None:
             out[begin:end].zero_()
@@ -57,7 +56,7 @@ def attend_pages(
             k, v = _read_heads(cache, span.rows)
         if end - begin == 1:
             # A lone query sees the whole span of keys that its mask leaves, so nothing is hidden in it.
-            attend_single(lone[begin], k, v, softmax_scale, softcap, out[begin], None if lse is None else lse[begin])
+            attend_single(lone[begin], k, v, softmax_scale, masking.softcap, out[begin], None if lse is None else lse[begin])
             continue
         if queries is None:
             queries = scale_queries(q, kv_heads, softmax_scale)
@@ -67,7 +66,7 @@ def attend_pages(
             v,
             span.mask,
             span.first,
-            softcap,
+            masking.softcap,
             out[begin:end],
             None if lse is None else lse[begin:end],
         )

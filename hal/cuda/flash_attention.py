@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hal.common.contract.errors import BackendError
+from hal.common.contract.masking import CAUSAL
 from hal.common.contract.software import Library
-from hal.common.vendor import VendorBackend, VendorLibrary, narrow, read_kernels
+from hal.common.vendor import AttentionInputs, VendorBackend, VendorLibrary, narrow, read_kernels
 
 from .portable import CUDATriton
 
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+    from hal.common.contract.call_values import KVCache, PagedBatch, Segment, VarlenBatch
+    from hal.common.contract.masking import Masking
 
 _KERNELS = read_kernels("hal.cuda", "flash_attention.toml")
 
@@ -49,10 +51,7 @@ class FlashAttention(VendorBackend, CUDATriton):
         batch: PagedBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
@@ -74,17 +73,19 @@ class FlashAttention(VendorBackend, CUDATriton):
 
         refuse_sink(sink, f"{self.name}.paged_attention")
         width = check_paged(q, cache, batch, out)
-        if chunk is not None:
-            raise BackendError(f"{self.name} attends to no chunks (chunk is {chunk}); selection gives such layers to another")
+        if masking.chunk is not None:
+            raise BackendError(
+                f"{self.name} attends to no chunks (chunk is {masking.chunk}); selection gives such layers to another"
+            )
         if not q.shape[0] or not batch.seq_lens.shape[0]:
             return empty_results(q, width, need_lse, out)
         kernel = self.choose_kernel("paged_attention", "mla" if cache.layout.name == "latent" else "attention")
         self.check_page(kernel, cache)
         check_cache(cache)
-        q, batch = aligned_rows(q), require_pages(dense_batch(batch), cache, window)
-        inputs = page_inputs(q, cache, batch, softmax_scale, window, softcap, causal, need_lse, out)
+        q, batch = aligned_rows(q), require_pages(dense_batch(batch), cache, masking.window)
+        inputs = page_inputs(q, cache, batch, softmax_scale, masking, need_lse, out)
         result, lse = returned_lse(self.resolver.call(build_call(kernel, inputs)), is_gather=False)
-        lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=causal)
+        lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=masking.causal)
         return settle_results(result, lse if need_lse else None, lengths, q.shape[1], width, out)
 
     def varlen_attention(
@@ -92,38 +93,17 @@ class FlashAttention(VendorBackend, CUDATriton):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        q_start_loc: torch.Tensor,
-        k_start_loc: torch.Tensor,
-        max_query_len: int,
-        max_seq_len: int,
+        batch: VarlenBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
-        selected: torch.Tensor | None = None,
-        first_key: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if selected is not None:
-            # No generation takes a choice of keys per query here; the portable kernel does.
+        if batch.selected is not None or masking.chunk is not None:
+            # No generation takes a choice of keys per query here, nor chunks; the portable kernel does.
             return super().varlen_attention(
-                q,
-                k,
-                v,
-                q_start_loc,
-                k_start_loc,
-                max_query_len,
-                max_seq_len,
-                softmax_scale=softmax_scale,
-                window=window,
-                softcap=softcap,
-                causal=causal,
-                need_lse=need_lse,
-                out=out,
-                selected=selected,
-                first_key=first_key,
+                q, k, v, batch, softmax_scale=softmax_scale, masking=masking, need_lse=need_lse, out=out
             )
         from hal.common.contract.dense import dense_numbers
         from hal.common.vendor.tensors import (
@@ -136,34 +116,33 @@ class FlashAttention(VendorBackend, CUDATriton):
             writable,
         )
 
-        from .flash_attention_calls import Inputs, build_call, returned_lse
+        from .flash_attention_calls import build_call, returned_lse
 
         check_varlen(q, k, v, out)
         q, k, v = aligned_rows(q), aligned_rows(k), aligned_rows(v)
-        q_start_loc, k_start_loc = dense_numbers("q_start_loc", q_start_loc), dense_numbers("k_start_loc", k_start_loc)
+        q_start_loc = dense_numbers("q_start_loc", batch.q_start_loc)
+        k_start_loc = dense_numbers("k_start_loc", batch.k_start_loc)
         key_lens = k_start_loc[1:] - k_start_loc[:-1]
         if not q.shape[0] or not key_lens.shape[0]:
             return empty_results(q, v.shape[2], need_lse, out)
         kernel = self.choose_kernel("varlen_attention", "mla")
         is_padded = kernel.pads_values and v.shape[2] < k.shape[2]
-        inputs = Inputs(
+        inputs = AttentionInputs(
             q=q,
             k=k,
             v=pad_to(v, 2, k.shape[2]) if is_padded else v,
             query_start_loc=q_start_loc,
             key_start_loc=k_start_loc,
             key_lens=key_lens,
-            max_query_len=max_query_len,
-            max_seq_len=max_seq_len,
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
             softmax_scale=softmax_scale,
-            window=window,
-            softcap=softcap,
-            causal=causal,
+            masking=masking,
             need_lse=need_lse,
             out=None if is_padded else writable(out),
         )
         result, lse = returned_lse(self.resolver.call(build_call(kernel, inputs)), is_gather=False)
-        lengths = visible_lengths(q_start_loc, key_lens, q.shape[0], causal=causal)
+        lengths = visible_lengths(q_start_loc, key_lens, q.shape[0], causal=masking.causal)
         return settle_results(result, lse if need_lse else None, lengths, q.shape[1], v.shape[2], out)
 
     def sparse_mla(

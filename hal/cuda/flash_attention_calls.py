@@ -6,42 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hal.common.vendor import KernelFacts, VendorCall
+from hal.common.vendor import AttentionInputs, KernelFacts, VendorCall
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """What every spelling says in its own words.
-
-    q [tokens, heads, head_dim]; q_latent, for MLA, [tokens, heads, lora]. Paged: k, v [pages, page, kv_heads, width] and
-    block_table int32 [requests, pages]. Else: k, v [keys, kv_heads, width] and key_start_loc int32 [requests + 1].
-    key_lens: int32 [requests]. window: keys kept, the query's own included.
-    """
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    query_start_loc: torch.Tensor
-    key_lens: torch.Tensor
-    max_query_len: int
-    max_seq_len: int
-    softmax_scale: float
-    causal: bool
-    need_lse: bool
-    q_latent: torch.Tensor | None = None
-    block_table: torch.Tensor | None = None
-    key_start_loc: torch.Tensor | None = None
-    window: int | None = None
-    softcap: float | None = None
-    out: torch.Tensor | None = None
-
-    @property
-    def left(self) -> int | None:
-        """Keys seen to the left of the query's own, which is how every generation counts a window."""
-        return None if self.window is None else self.window - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +20,12 @@ class Gather:
     valid: torch.Tensor
 
 
-def build_call(kernel: KernelFacts, inputs: Inputs) -> VendorCall:
+def build_call(kernel: KernelFacts, inputs: AttentionInputs) -> VendorCall:
     """The call of a kernel over pages or contiguous keys."""
     return _SPELLINGS[kernel.api](kernel, inputs)
 
 
-def build_gather_call(kernel: KernelFacts, inputs: Inputs, gather: Gather) -> VendorCall:
+def build_gather_call(kernel: KernelFacts, inputs: AttentionInputs, gather: Gather) -> VendorCall:
     """The call of a fourth-generation kernel that gathers rows; k, v [rows, 1, width], a sequence of one query per token.
 
     Never causal: rows are in no order, and the choice of rows already respects it.
@@ -94,7 +62,7 @@ def _call(kernel: KernelFacts, kwargs: Mapping[str, Any], optional: set[str] | N
     return VendorCall(target=kernel.target, kwargs=kwargs, optional=frozenset(optional or ()), other_targets=kernel.other_targets)
 
 
-def _spell_fa2(kernel: KernelFacts, inputs: Inputs) -> VendorCall:
+def _spell_fa2(kernel: KernelFacts, inputs: AttentionInputs) -> VendorCall:
     kwargs = {
         "q": inputs.q,
         "k": inputs.k,
@@ -105,24 +73,24 @@ def _spell_fa2(kernel: KernelFacts, inputs: Inputs) -> VendorCall:
         "max_seqlen_q": inputs.max_query_len,
         "max_seqlen_k": inputs.max_seq_len,
         "softmax_scale": inputs.softmax_scale,
-        "causal": inputs.causal,
+        "causal": inputs.masking.causal,
         "window_size": (-1, -1) if inputs.left is None else (inputs.left, 0),
-        "softcap": inputs.softcap or 0.0,
+        "softcap": inputs.masking.softcap or 0.0,
         "return_attn_probs": inputs.need_lse,
         "block_table": inputs.block_table,
     }
     return _call(kernel, kwargs)
 
 
-def _spell_fa3(kernel: KernelFacts, inputs: Inputs) -> VendorCall:
+def _spell_fa3(kernel: KernelFacts, inputs: AttentionInputs) -> VendorCall:
     kwargs = {
         "q": inputs.q,
         "cu_seqlens_q": inputs.query_start_loc,
         "max_seqlen_q": inputs.max_query_len,
         "softmax_scale": inputs.softmax_scale,
-        "causal": inputs.causal,
+        "causal": inputs.masking.causal,
         "window_size": (-1, -1) if inputs.left is None else (inputs.left, 0),
-        "softcap": inputs.softcap or 0.0,
+        "softcap": inputs.masking.softcap or 0.0,
         "qv": inputs.q_latent,
     }
     if inputs.block_table is None:
@@ -132,7 +100,7 @@ def _spell_fa3(kernel: KernelFacts, inputs: Inputs) -> VendorCall:
     return _call(kernel, {**kwargs, **paged, "return_softmax_lse": inputs.need_lse})
 
 
-def _spell_fork(kernel: KernelFacts, inputs: Inputs) -> VendorCall:
+def _spell_fork(kernel: KernelFacts, inputs: AttentionInputs) -> VendorCall:
     is_paged = inputs.block_table is not None
     kwargs = {
         "q": inputs.q,
@@ -147,9 +115,9 @@ def _spell_fork(kernel: KernelFacts, inputs: Inputs) -> VendorCall:
         "seqused_k": inputs.key_lens if is_paged else None,
         "block_table": inputs.block_table,
         "softmax_scale": inputs.softmax_scale,
-        "causal": inputs.causal,
+        "causal": inputs.masking.causal,
         "window_size": None if inputs.left is None else [inputs.left, 0],
-        "softcap": inputs.softcap or 0.0,
+        "softcap": inputs.masking.softcap or 0.0,
         "return_softmax_lse": inputs.need_lse,
         "out": inputs.out,
         **kernel.options,
@@ -157,7 +125,7 @@ def _spell_fork(kernel: KernelFacts, inputs: Inputs) -> VendorCall:
     return _call(kernel, kwargs, optional={"out"})
 
 
-def _spell_fa4(kernel: KernelFacts, inputs: Inputs) -> VendorCall:
+def _spell_fa4(kernel: KernelFacts, inputs: AttentionInputs) -> VendorCall:
     is_paged = inputs.block_table is not None
     kwargs = {
         "q": inputs.q,
@@ -170,9 +138,9 @@ def _spell_fa4(kernel: KernelFacts, inputs: Inputs) -> VendorCall:
         "max_seqlen_k": inputs.max_seq_len,
         "page_table": inputs.block_table,
         "softmax_scale": inputs.softmax_scale,
-        "causal": inputs.causal,
+        "causal": inputs.masking.causal,
         "window_size": (None, None) if inputs.left is None else (inputs.left, 0),
-        "softcap": inputs.softcap or 0.0,
+        "softcap": inputs.masking.softcap or 0.0,
         "return_lse": inputs.need_lse,
     }
     return _call(kernel, kwargs)
@@ -184,7 +152,7 @@ def _running_sum(lengths: torch.Tensor) -> torch.Tensor:
     return starts
 
 
-_SPELLINGS: Mapping[str, Callable[[KernelFacts, Inputs], VendorCall]] = {
+_SPELLINGS: Mapping[str, Callable[[KernelFacts, AttentionInputs], VendorCall]] = {
     "fa2": _spell_fa2,
     "fa3": _spell_fa3,
     "fork": _spell_fork,

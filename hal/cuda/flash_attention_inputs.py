@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from hal.common.contract.call_values import KVCache, PagedBatch, Segment
-from hal.common.vendor import KernelFacts
+from hal.common.contract.masking import Masking
+from hal.common.vendor import AttentionInputs, KernelFacts
 from hal.common.vendor.tensors import pad_to, readable_table, round_up, split_latent, split_pages, split_query, writable
 
-from .flash_attention_calls import Gather, Inputs
+from .flash_attention_calls import Gather
 
 GATHER_MULTIPLE = 128
 """Gathering kernels take the index list in whole tiles."""
@@ -21,12 +22,10 @@ def page_inputs(
     cache: KVCache,
     batch: PagedBatch,
     softmax_scale: float,
-    window: int | None,
-    softcap: float | None,
-    causal: bool,
+    masking: Masking,
     need_lse: bool,
     out: torch.Tensor | None,
-) -> Inputs:
+) -> AttentionInputs:
     """A paged batch as it is; a latent cache as keys of its rotary part and values of its latent part."""
     q_latent = None
     if cache.layout.name == "latent":
@@ -35,7 +34,7 @@ def page_inputs(
         k, v = split_latent(cache, cache.storage[:, : cache.block_size].unsqueeze(2), rope or MLA_HEAD_DIM)
     else:
         k, v = split_pages(cache)
-    return Inputs(
+    return AttentionInputs(
         q=q,
         k=k,
         v=v,
@@ -46,20 +45,18 @@ def page_inputs(
         max_query_len=batch.max_query_len,
         max_seq_len=batch.max_seq_len,
         softmax_scale=softmax_scale,
-        window=window,
-        softcap=softcap,
-        causal=causal,
+        masking=masking,
         need_lse=need_lse,
         out=writable(out),
     )
 
 
-def row_inputs(q: torch.Tensor, segment: Segment, kv_lora_rank: int, softmax_scale: float, need_lse: bool) -> Inputs:
+def row_inputs(q: torch.Tensor, segment: Segment, kv_lora_rank: int, softmax_scale: float, need_lse: bool) -> AttentionInputs:
     """Rows as a page table of pages that hold one token: every query is a sequence of its own, as long as its list."""
     rope = q.shape[2] - kv_lora_rank
     q_rope, q_latent = split_query(q, kv_lora_rank, rope or MLA_HEAD_DIM)
     k, v = split_latent(segment.cache, segment.cache.rows[:, None, None, :], rope or MLA_HEAD_DIM)
-    return Inputs(
+    return AttentionInputs(
         q=q_rope,
         k=k,
         v=v,
@@ -70,20 +67,19 @@ def row_inputs(q: torch.Tensor, segment: Segment, kv_lora_rank: int, softmax_sca
         max_query_len=1,
         max_seq_len=segment.rows.shape[1],
         softmax_scale=softmax_scale,
-        causal=True,
         need_lse=need_lse,
     )
 
 
 def gather_inputs(
     kernel: KernelFacts, q: torch.Tensor, segment: Segment, kv_lora_rank: int, softmax_scale: float, need_lse: bool
-) -> tuple[Inputs, Gather]:
+) -> tuple[AttentionInputs, Gather]:
     """Rows to gather from the whole cache, of which every query's sequence sees all; heads padded to a compiled count."""
     q_rope, q_latent = split_query(q, kv_lora_rank, MLA_HEAD_DIM)
     heads = kernel.padded_heads(q.shape[1])
     k, v = split_latent(segment.cache, segment.cache.rows[:, None, :], MLA_HEAD_DIM)
     num_rows, tokens = k.shape[0], q.shape[0]
-    inputs = Inputs(
+    inputs = AttentionInputs(
         q=pad_to(q_rope, 1, heads),
         k=k,
         v=v,
@@ -94,7 +90,7 @@ def gather_inputs(
         max_query_len=1,
         max_seq_len=num_rows,
         softmax_scale=softmax_scale,
-        causal=False,
+        masking=Masking(causal=False),
         need_lse=need_lse,
     )
     width = round_up(segment.rows.shape[1], GATHER_MULTIPLE)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hal.common.contract.call_values import KVCache
+from hal.common.contract.call_values import CompressedBatch, KVCache
 from hal.common.contract.compressor import Compressor
 
 from .cache_form import read_cache
@@ -19,12 +19,7 @@ def compress_states(
     compressor: Compressor,
     states: KVCache,
     entries: KVCache,
-    state_slots: torch.Tensor,
-    entry_slots: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    req_id: torch.Tensor,
-    positions: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: CompressedBatch,
     *,
     ratio: int,
     backend: str | None = None,
@@ -45,12 +40,12 @@ def compress_states(
         entries.scale,
         entries.layout.description,
         entries.block_size,
-        state_slots,
-        entry_slots,
-        query_start_loc,
-        req_id,
-        positions,
-        block_table,
+        batch.state_slots,
+        batch.entry_slots,
+        batch.query_start_loc,
+        batch.req_id,
+        batch.positions,
+        batch.block_table,
         ratio,
         backend,
     )
@@ -134,12 +129,14 @@ def _compress(
         compressor,
         read_cache(states, None, state_layout, state_block_size),
         read_cache(entries, entry_scale, entry_layout, entry_block_size),
-        state_slots,
-        entry_slots,
-        query_start_loc,
-        req_id,
-        positions,
-        block_table,
+        CompressedBatch(
+            state_slots=state_slots,
+            entry_slots=entry_slots,
+            query_start_loc=query_start_loc,
+            req_id=req_id,
+            positions=positions,
+            block_table=block_table,
+        ),
         ratio=ratio,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hal.common.contract.call_values import KVCache, PagedBatch
+from hal.common.contract.masking import CAUSAL, Masking
 
 from .attending import Attended, define_attending
 from .batch_form import BATCH, batch_operands, flatten_batch, read_batch
@@ -20,10 +21,7 @@ def paged_attention(
     batch: PagedBatch,
     *,
     softmax_scale: float,
-    window: int | None = None,
-    chunk: int | None = None,
-    softcap: float | None = None,
-    causal: bool = True,
+    masking: Masking = CAUSAL,
     need_lse: bool = False,
     out: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
@@ -38,10 +36,10 @@ def paged_attention(
         cache.block_size,
         *flatten_batch(batch),
         softmax_scale,
-        window,
-        chunk,
-        softcap,
-        causal,
+        masking.window,
+        masking.chunk,
+        masking.softcap,
+        masking.causal,
         sink,
         backend,
     )
@@ -108,10 +106,7 @@ def _run(
         read_cache(storage, scale, layout, block_size),
         read_batch(query_start_loc, seq_lens, block_table, max_query_len, max_seq_len, num_decodes, key_starts, key_stops),
         softmax_scale=softmax_scale,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-        causal=causal,
+        masking=Masking(causal=causal, window=window, chunk=chunk, softcap=softcap),
         need_lse=need_lse,
         out=out,
         sink=sink,

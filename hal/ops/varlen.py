@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from hal.common.contract.call_values import VarlenBatch
+from hal.common.contract.masking import CAUSAL, Masking
+
 from .attending import Attended, define_attending
 from .calls import find_calls
 from .operands import ANY, CUBE, FLOATS, INT32, check_masking, check_operands, leading
@@ -14,19 +17,12 @@ def varlen_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    q_start_loc: torch.Tensor,
-    k_start_loc: torch.Tensor,
-    max_query_len: int,
-    max_seq_len: int,
+    batch: VarlenBatch,
     *,
     softmax_scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    causal: bool = True,
+    masking: Masking = CAUSAL,
     need_lse: bool = False,
     out: torch.Tensor | None = None,
-    selected: torch.Tensor | None = None,
-    first_key: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, v_head_dim] and lse [tokens, heads] or None, as Backend.varlen_attention, by the operator."""
@@ -34,16 +30,17 @@ def varlen_attention(
         q,
         k,
         v,
-        q_start_loc,
-        k_start_loc,
-        max_query_len,
-        max_seq_len,
+        batch.q_start_loc,
+        batch.k_start_loc,
+        batch.max_query_len,
+        batch.max_seq_len,
         softmax_scale,
-        window,
-        softcap,
-        causal,
-        selected,
-        first_key,
+        masking.window,
+        masking.chunk,
+        masking.softcap,
+        masking.causal,
+        batch.selected,
+        batch.first_key,
         backend,
     )
     return _OPERATORS.attend(arguments, need_lse, out)
@@ -59,6 +56,7 @@ def _check(
     max_seq_len: int,
     softmax_scale: float,
     window: int | None,
+    chunk: int | None,
     softcap: float | None,
     causal: bool,
     selected: torch.Tensor | None,
@@ -77,7 +75,7 @@ def _check(
         *(() if selected is None else (("selected", selected, INT32, (leading(q), ANY)),)),
         *(() if first_key is None else (("first_key", first_key, INT32, (requests,)),)),
     )
-    check_masking("varlen_attention", window, None, softcap)
+    check_masking("varlen_attention", window, chunk, softcap)
     refuse_gradients(q, k, v)
 
 
@@ -91,6 +89,7 @@ def _run(
     max_seq_len: int,
     softmax_scale: float,
     window: int | None,
+    chunk: int | None,
     softcap: float | None,
     causal: bool,
     selected: torch.Tensor | None,
@@ -104,18 +103,18 @@ def _run(
         q,
         k,
         v,
-        q_start_loc,
-        k_start_loc,
-        max_query_len,
-        max_seq_len,
+        VarlenBatch(
+            q_start_loc=q_start_loc,
+            k_start_loc=k_start_loc,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            selected=selected,
+            first_key=first_key,
+        ),
         softmax_scale=softmax_scale,
-        window=window,
-        softcap=softcap,
-        causal=causal,
+        masking=Masking(causal=causal, window=window, chunk=chunk, softcap=softcap),
         need_lse=need_lse,
         out=out,
-        selected=selected,
-        first_key=first_key,
     )
 
 
@@ -126,7 +125,8 @@ def _value_width(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: objec
 _OPERATORS = define_attending(
     "varlen_attention",
     "Tensor q, Tensor k, Tensor v, Tensor q_start_loc, Tensor k_start_loc, SymInt max_query_len, SymInt max_seq_len, "
-    "float softmax_scale, SymInt? window, float? softcap, bool causal, Tensor? selected, Tensor? first_key, str? backend",
+    "float softmax_scale, SymInt? window, SymInt? chunk, float? softcap, bool causal, Tensor? selected, Tensor? first_key, "
+    "str? backend",
     _check,
     _run,
     _value_width,

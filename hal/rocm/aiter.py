@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hal.common.contract.errors import BackendError, LayoutError
-from hal.common.vendor import VendorBackend, VendorLibrary, narrow, read_kernels
+from hal.common.contract.masking import CAUSAL, Masking
+from hal.common.vendor import AttentionInputs, VendorBackend, VendorLibrary, narrow, read_kernels
 
 from .portable import ROCmTriton
 
@@ -43,10 +44,7 @@ class Aiter(VendorBackend, ROCmTriton):
         batch: PagedBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
@@ -69,11 +67,10 @@ class Aiter(VendorBackend, ROCmTriton):
 
         refuse_sink(sink, f"{self.name}.paged_attention")
         width = check_paged(q, cache, batch, out)
-        if need_lse or (window, chunk) != (None, None) or not causal or cache.layout.name != "kv":
+        if need_lse or masking != Masking(softcap=masking.softcap) or cache.layout.name != "kv":
             raise BackendError(
                 f"{self.name} attends causally over K and V pages and returns no LSE; this call has need_lse={need_lse}, "
-                f"window={window}, chunk={chunk}, causal={causal}, layout {cache.layout.name!r}: selection gives such layers to "
-                "another"
+                f"{masking}, layout {cache.layout.name!r}: selection gives such layers to another"
             )
         if batch.max_query_len > 1:
             raise BackendError(
@@ -85,20 +82,22 @@ class Aiter(VendorBackend, ROCmTriton):
         kernel = self.choose_kernel("paged_attention", "attention")
         self.check_page(kernel, cache)
         k, v = split_pages(cache)
-        q, batch, target = aligned_rows(q), require_pages(dense_batch(batch), cache, window), writable(out)
+        q, batch, target = aligned_rows(q), require_pages(dense_batch(batch), cache, None), writable(out)
         result = q.new_empty(*q.shape[:2], width) if target is None else target
-        call = build_unified_call(
-            kernel,
-            q,
-            k,
-            v,
-            batch,
-            readable_table(batch, cache.num_pages),
-            result,
+        inputs = AttentionInputs(
+            q=q,
+            k=k,
+            v=v,
+            query_start_loc=batch.query_start_loc,
+            key_lens=batch.seq_lens,
+            block_table=readable_table(batch, cache.num_pages),
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
             softmax_scale=softmax_scale,
-            softcap=softcap,
+            masking=masking,
+            out=result,
         )
-        self.resolver.call(call)
+        self.resolver.call(build_unified_call(kernel, inputs))
         lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=True)
         return settle_results(result, None, lengths, q.shape[1], width, out)
 

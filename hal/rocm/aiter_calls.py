@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hal.common.vendor import KernelFacts, VendorCall
+from hal.common.vendor import AttentionInputs, KernelFacts, VendorCall
 
 if TYPE_CHECKING:
     import torch
-
-    from hal.common.contract.call_values import PagedBatch
 
 
 def build_mla_call(
@@ -48,33 +46,22 @@ def build_mla_call(
     return VendorCall(target=kernel.target, kwargs=kwargs, optional=frozenset({"page_size", "nhead_kv"}))
 
 
-def build_unified_call(
-    kernel: KernelFacts,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    batch: PagedBatch,
-    block_table: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    softmax_scale: float,
-    softcap: float | None,
-) -> VendorCall:
-    """Causal attention of q [tokens, heads, head_dim] over pages k, v [pages, page, kv_heads, head_dim], written to out."""
+def build_unified_call(kernel: KernelFacts, inputs: AttentionInputs) -> VendorCall:
+    """Causal attention over pages, written to the inputs' out."""
     kwargs = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "out": out,
-        "cu_seqlens_q": batch.query_start_loc,
-        "max_seqlen_q": batch.max_query_len,
-        "seqused_k": batch.seq_lens,
-        "max_seqlen_k": batch.max_seq_len,
-        "softmax_scale": softmax_scale,
+        "q": inputs.q,
+        "k": inputs.k,
+        "v": inputs.v,
+        "out": inputs.out,
+        "cu_seqlens_q": inputs.query_start_loc,
+        "max_seqlen_q": inputs.max_query_len,
+        "seqused_k": inputs.key_lens,
+        "max_seqlen_k": inputs.max_seq_len,
+        "softmax_scale": inputs.softmax_scale,
         "causal": True,
         "window_size": (-1, -1),
-        "block_table": block_table,
-        "softcap": softcap or 0.0,
+        "block_table": inputs.block_table,
+        "softcap": inputs.masking.softcap or 0.0,
         "q_descale": None,
         "k_descale": None,
         "v_descale": None,

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from hal.common.contract.backend import Backend
-from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import CompressedBatch, IndexerChunk, KVCache, PagedBatch, Segment, VarlenBatch
 from hal.common.contract.capabilities import SINK_CALLS, Capabilities
 from hal.common.contract.compressor import Compressor
+from hal.common.contract.masking import CAUSAL, Masking
 from hal.common.contract.parallel import Parallel
 
 from . import reference
@@ -60,10 +61,7 @@ class ReferenceBackend(Backend):
         batch: PagedBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
@@ -73,10 +71,7 @@ class ReferenceBackend(Backend):
             cache,
             batch,
             softmax_scale=softmax_scale,
-            window=window,
-            chunk=chunk,
-            softcap=softcap,
-            causal=causal,
+            masking=masking,
         )
         return _deliver(state, q.dtype, need_lse, out, sink)
 
@@ -85,34 +80,14 @@ class ReferenceBackend(Backend):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        q_start_loc: torch.Tensor,
-        k_start_loc: torch.Tensor,
-        max_query_len: int,
-        max_seq_len: int,
+        batch: VarlenBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
-        selected: torch.Tensor | None = None,
-        first_key: torch.Tensor | None = None,
     ) -> Attended:
-        del max_query_len, max_seq_len
-        state = reference.varlen_attention(
-            q,
-            k,
-            v,
-            q_start_loc,
-            k_start_loc,
-            softmax_scale=softmax_scale,
-            window=window,
-            softcap=softcap,
-            causal=causal,
-            selected=selected,
-            first_key=first_key,
-        )
+        state = reference.varlen_attention(q, k, v, batch, softmax_scale=softmax_scale, masking=masking)
         return _deliver(state, q.dtype, need_lse, out)
 
     def index_scores(
@@ -188,18 +163,11 @@ class ReferenceBackend(Backend):
         compressor: Compressor,
         states: KVCache,
         entries: KVCache,
-        state_slots: torch.Tensor,
-        entry_slots: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        req_id: torch.Tensor,
-        positions: torch.Tensor,
-        block_table: torch.Tensor,
+        batch: CompressedBatch,
         *,
         ratio: int,
     ) -> None:
-        reference.compress_states(
-            compressor, states, entries, state_slots, entry_slots, query_start_loc, req_id, positions, block_table, ratio=ratio
-        )
+        reference.compress_states(compressor, states, entries, batch, ratio=ratio)
 
 
 def _deliver(

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hal.common.contract.errors import BackendError
-from hal.common.vendor import VendorBackend, VendorLibrary, narrow, read_kernels
+from hal.common.contract.masking import CAUSAL
+from hal.common.vendor import AttentionInputs, VendorBackend, VendorLibrary, narrow, read_kernels
 
 from .portable import XPUTriton
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from hal.common.contract.call_values import KVCache, PagedBatch
+    from hal.common.contract.masking import Masking
 
 _KERNELS = read_kernels("hal.xpu", "ipex.toml")
 
@@ -45,10 +47,7 @@ class IPEX(VendorBackend, XPUTriton):
         batch: PagedBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
@@ -72,11 +71,10 @@ class IPEX(VendorBackend, XPUTriton):
 
         refuse_sink(sink, f"{self.name}.paged_attention")
         width = check_paged(q, cache, batch, out)
-        if need_lse or not causal or cache.layout.name != "kv" or (window, chunk, softcap) != (None, None, None):
+        if need_lse or masking != CAUSAL or cache.layout.name != "kv":
             raise BackendError(
                 f"{self.name} attends causally to all K and V pages and returns no LSE; this call has need_lse={need_lse}, "
-                f"causal={causal}, window={window}, chunk={chunk}, softcap={softcap}, layout {cache.layout.name!r}: "
-                "selection gives such layers to another"
+                f"{masking}, layout {cache.layout.name!r}: selection gives such layers to another"
             )
         tokens, requests = q.shape[0], batch.seq_lens.shape[0]
         if not tokens or not requests or not cache.num_pages:
@@ -89,19 +87,28 @@ class IPEX(VendorBackend, XPUTriton):
         k, v = (pages.transpose(1, 2) for pages in split_pages(cache))
         lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, tokens, causal=True)
         q, result = q.contiguous(), q.new_empty(*q.shape[:2], width)
+        table = readable_table(batch, cache.num_pages)
+        inputs = AttentionInputs(
+            q=q,
+            k=k,
+            v=v,
+            query_start_loc=batch.query_start_loc,
+            key_lens=batch.seq_lens,
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
+            softmax_scale=softmax_scale,
+            out=result,
+        )
         if phase == "decode":
             # One row per query, not per request: requests without a query would shift the rows. An empty list of keys is
             # not said to work, so it gets one, and its result is replaced afterwards.
             request = token_requests(batch.query_start_loc, tokens).clamp(max=requests - 1)
-            table = readable_table(batch, cache.num_pages)[request]
-            call = build_decode_call(
-                kernel, q, k, v, table, lengths.clamp(min=1), batch.max_seq_len, result, softmax_scale=softmax_scale
-            )
+            inputs = replace(inputs, block_table=table[request], key_lens=lengths.clamp(min=1))
+            self.resolver.call(build_decode_call(kernel, inputs))
         else:
             # The prefill kernel takes no strides: it gets the batch's pages as dense copies, one after another.
-            table = readable_table(batch, cache.num_pages)[:, : -(-batch.max_seq_len // cache.block_size)]
+            table = table[:, : -(-batch.max_seq_len // cache.block_size)]
             k, v = (pages[table.reshape(-1)].contiguous() for pages in (k, v))
             numbered = torch.arange(table.numel(), dtype=torch.int32, device=q.device).view_as(table)
-            call = build_prefill_call(kernel, q, k, v, batch, numbered, result, softmax_scale=softmax_scale)
-        self.resolver.call(call)
+            self.resolver.call(build_prefill_call(kernel, replace(inputs, k=k, v=v, block_table=numbered)))
         return settle_results(result, None, lengths, q.shape[1], width, out)

@@ -4,70 +4,47 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hal.common.vendor import KernelFacts, VendorCall
+from hal.common.vendor import AttentionInputs, KernelFacts, VendorCall
 
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.contract.call_values import PagedBatch
 
-
-def build_decode_call(
-    kernel: KernelFacts,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_tables: torch.Tensor,
-    lengths: torch.Tensor,
-    max_seq_len: int,
-    out: torch.Tensor,
-    *,
-    softmax_scale: float,
-) -> VendorCall:
-    """One query per row of block_tables int32 [tokens, pages] over pages k, v [pages, kv_heads, page, width]."""
-    heads, kv_heads = q.shape[1], k.shape[1]
+def build_decode_call(kernel: KernelFacts, inputs: AttentionInputs) -> VendorCall:
+    """One query per row of the block table [tokens, pages] over pages k, v [pages, kv_heads, page, width], written to out."""
+    q, k = inputs.q, inputs.k
     kwargs = {
-        "output": out,
+        "output": inputs.out,
         "query": q,
         "key_cache": k,
-        "value_cache": v,
-        "head_mapping": _kv_head_of_each(q, heads, kv_heads),
-        "scale": softmax_scale,
-        "block_tables": block_tables,
-        "context_lens": lengths,
+        "value_cache": inputs.v,
+        "head_mapping": _kv_head_of_each(q, q.shape[1], k.shape[1]),
+        "scale": inputs.softmax_scale,
+        "block_tables": inputs.block_table,
+        "context_lens": inputs.key_lens,
         "block_size": k.shape[2],
-        "max_context_len": max_seq_len,
+        "max_context_len": inputs.max_seq_len,
         "alibi_slopes": None,
     }
     return VendorCall(target=kernel.target, kwargs=kwargs)
 
 
-def build_prefill_call(
-    kernel: KernelFacts,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    batch: PagedBatch,
-    block_table: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    softmax_scale: float,
-) -> VendorCall:
-    """Causal attention of a batch over dense pages k, v [pages, kv_heads, page, width]; is_cusal is the library's spelling."""
-    starts = batch.seq_lens.new_zeros(batch.seq_lens.shape[0] + 1)
-    starts[1:] = batch.seq_lens.cumsum(0)
+def build_prefill_call(kernel: KernelFacts, inputs: AttentionInputs) -> VendorCall:
+    """Causal attention over dense pages k, v [pages, kv_heads, page, width], written to out; is_cusal is their spelling."""
+    starts = inputs.key_lens.new_zeros(inputs.key_lens.shape[0] + 1)
+    starts[1:] = inputs.key_lens.cumsum(0)
     kwargs = {
-        "output": out,
-        "query": q,
-        "key_cache": k,
-        "value_cache": v,
-        "cu_seqlens_q": batch.query_start_loc,
+        "output": inputs.out,
+        "query": inputs.q,
+        "key_cache": inputs.k,
+        "value_cache": inputs.v,
+        "cu_seqlens_q": inputs.query_start_loc,
         "cu_seqlens_kv": starts,
-        "max_seqlen_q": batch.max_query_len,
-        "max_seqlen_kv": batch.max_seq_len,
-        "scale": softmax_scale,
+        "max_seqlen_q": inputs.max_query_len,
+        "max_seqlen_kv": inputs.max_seq_len,
+        "scale": inputs.softmax_scale,
         "is_cusal": True,
-        "block_tables": block_table,
+        "block_tables": inputs.block_table,
         "alibi_slopes": None,
     }
     return VendorCall(target=kernel.target, kwargs=kwargs)

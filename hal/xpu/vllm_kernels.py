@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hal.common.contract.errors import BackendError
-from hal.common.vendor import VendorBackend, VendorLibrary, narrow, read_kernels
+from hal.common.contract.masking import CAUSAL
+from hal.common.vendor import AttentionInputs, VendorBackend, VendorLibrary, narrow, read_kernels
 
 from .portable import XPUTriton
 
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.contract.call_values import KVCache, PagedBatch
+    from hal.common.contract.call_values import KVCache, PagedBatch, VarlenBatch
+    from hal.common.contract.masking import Masking
 
 _KERNELS = read_kernels("hal.xpu", "vllm_kernels.toml")
 
@@ -46,10 +48,7 @@ class VLLMKernels(VendorBackend, XPUTriton):
         batch: PagedBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
@@ -71,9 +70,9 @@ class VLLMKernels(VendorBackend, XPUTriton):
 
         refuse_sink(sink, f"{self.name}.paged_attention")
         width = check_paged(q, cache, batch, out)
-        if chunk is not None or softcap is not None:
+        if masking.chunk is not None or masking.softcap is not None:
             raise BackendError(
-                f"{self.name} knows neither chunks (chunk is {chunk}) nor a softcap ({softcap}); "
+                f"{self.name} knows neither chunks (chunk is {masking.chunk}) nor a softcap ({masking.softcap}); "
                 "selection gives such layers to another"
             )
         if not q.shape[0] or not batch.seq_lens.shape[0]:
@@ -81,30 +80,28 @@ class VLLMKernels(VendorBackend, XPUTriton):
         is_latent = cache.layout.name == "latent"
         kernel = self.choose_kernel("paged_attention", "mla" if is_latent else "attention")
         self.check_page(kernel, cache)
-        batch = require_pages(dense_batch(batch), cache, window)
+        batch = require_pages(dense_batch(batch), cache, masking.window)
         if is_latent:
             k = cache.storage[:, : cache.block_size].unsqueeze(2)
             v = k[..., :width]
         else:
             k, v = split_pages(cache)
-        call = build_call(
-            kernel,
-            q.contiguous(),
-            k,
-            v,
-            batch.query_start_loc,
-            batch.max_query_len,
-            batch.max_seq_len,
+        inputs = AttentionInputs(
+            q=q.contiguous(),
+            k=k,
+            v=v,
+            query_start_loc=batch.query_start_loc,
             key_lens=batch.seq_lens,
             block_table=readable_table(batch, cache.num_pages),
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
             softmax_scale=softmax_scale,
-            window=window,
-            causal=causal,
+            masking=masking,
             need_lse=need_lse,
             out=writable(out),
         )
-        result, lse = returned_lse(self.resolver.call(call))
-        lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=causal)
+        result, lse = returned_lse(self.resolver.call(build_call(kernel, inputs)))
+        lengths = visible_lengths(batch.query_start_loc, batch.seq_lens, q.shape[0], causal=masking.causal)
         return settle_results(result, lse if need_lse else None, lengths, q.shape[1], width, out)
 
     def varlen_attention(
@@ -112,38 +109,17 @@ class VLLMKernels(VendorBackend, XPUTriton):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        q_start_loc: torch.Tensor,
-        k_start_loc: torch.Tensor,
-        max_query_len: int,
-        max_seq_len: int,
+        batch: VarlenBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
-        selected: torch.Tensor | None = None,
-        first_key: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if selected is not None or softcap is not None:
-            # The library takes neither a choice of keys per query nor a softcap; the portable kernel does.
+        if batch.selected is not None or masking.softcap is not None or masking.chunk is not None:
+            # The library takes neither a choice of keys per query nor a softcap nor chunks; the portable kernel does.
             return super().varlen_attention(
-                q,
-                k,
-                v,
-                q_start_loc,
-                k_start_loc,
-                max_query_len,
-                max_seq_len,
-                softmax_scale=softmax_scale,
-                window=window,
-                softcap=softcap,
-                causal=causal,
-                need_lse=need_lse,
-                out=out,
-                selected=selected,
-                first_key=first_key,
+                q, k, v, batch, softmax_scale=softmax_scale, masking=masking, need_lse=need_lse, out=out
             )
         from hal.common.contract.dense import dense_numbers
         from hal.common.vendor.tensors import (
@@ -160,27 +136,27 @@ class VLLMKernels(VendorBackend, XPUTriton):
 
         check_varlen(q, k, v, out)
         k, v = aligned_rows(k), aligned_rows(v)
-        q_start_loc, k_start_loc = dense_numbers("q_start_loc", q_start_loc), dense_numbers("k_start_loc", k_start_loc)
+        q_start_loc = dense_numbers("q_start_loc", batch.q_start_loc)
+        k_start_loc = dense_numbers("k_start_loc", batch.k_start_loc)
         key_lens = k_start_loc[1:] - k_start_loc[:-1]
         if not q.shape[0] or not key_lens.shape[0]:
             return empty_results(q, v.shape[2], need_lse, out)
         kernel = self.choose_kernel("varlen_attention", "mla")
         is_padded = kernel.pads_values and v.shape[2] < k.shape[2]
-        call = build_call(
-            kernel,
-            q.contiguous(),
-            k,
-            pad_to(v, 2, k.shape[2]) if is_padded else v,
-            q_start_loc,
-            max_query_len,
-            max_seq_len,
+        inputs = AttentionInputs(
+            q=q.contiguous(),
+            k=k,
+            v=pad_to(v, 2, k.shape[2]) if is_padded else v,
+            query_start_loc=q_start_loc,
             key_start_loc=k_start_loc,
+            key_lens=key_lens,
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
             softmax_scale=softmax_scale,
-            window=window,
-            causal=causal,
+            masking=masking,
             need_lse=need_lse,
             out=None if is_padded else writable(out),
         )
-        result, lse = returned_lse(self.resolver.call(call))
-        lengths = visible_lengths(q_start_loc, key_lens, q.shape[0], causal=causal)
+        result, lse = returned_lse(self.resolver.call(build_call(kernel, inputs)))
+        lengths = visible_lengths(q_start_loc, key_lens, q.shape[0], causal=masking.causal)
         return settle_results(result, lse if need_lse else None, lengths, q.shape[1], v.shape[2], out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hal.common.vendor import KernelFacts, VendorCall
+from hal.common.vendor import AttentionInputs, KernelFacts, VendorCall
 
 if TYPE_CHECKING:
     import torch
@@ -13,40 +13,26 @@ MIN_PREFILL_QUERIES = 2
 """A longest query of one takes the decode path, which writes no LSE; the bound may be loose, so this is one too many then."""
 
 
-def build_call(
-    kernel: KernelFacts,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    max_query_len: int,
-    max_seq_len: int,
-    *,
-    key_lens: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-    key_start_loc: torch.Tensor | None = None,
-    softmax_scale: float,
-    window: int | None,
-    causal: bool,
-    need_lse: bool,
-    out: torch.Tensor | None,
-) -> VendorCall:
-    """Attention over pages (key_lens and block_table) or over contiguous keys (key_start_loc), never both."""
+def build_call(kernel: KernelFacts, inputs: AttentionInputs) -> VendorCall:
+    """Attention over pages, or over contiguous keys where the inputs say where they start."""
+    is_paged = inputs.key_start_loc is None
+    longest = inputs.max_query_len
     kwargs: dict[str, Any] = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "cu_seqlens_q": query_start_loc,
-        "max_seqlen_q": max(max_query_len, MIN_PREFILL_QUERIES) if need_lse else max_query_len,
-        "max_seqlen_k": max_seq_len,
-        "cu_seqlens_k": key_start_loc,
-        "seqused_k": key_lens,
-        "block_table": block_table,
-        "softmax_scale": softmax_scale,
-        "causal": causal,
-        "window_size": [-1, -1] if window is None else [window - 1, 0],
-        "return_softmax_lse": need_lse,
-        "out": out,
+        "q": inputs.q,
+        "k": inputs.k,
+        "v": inputs.v,
+        "cu_seqlens_q": inputs.query_start_loc,
+        "max_seqlen_q": max(longest, MIN_PREFILL_QUERIES) if inputs.need_lse else longest,
+        "max_seqlen_k": inputs.max_seq_len,
+        # Exactly one of the two says how long the keys are.
+        "cu_seqlens_k": inputs.key_start_loc,
+        "seqused_k": inputs.key_lens if is_paged else None,
+        "block_table": inputs.block_table,
+        "softmax_scale": inputs.softmax_scale,
+        "causal": inputs.masking.causal,
+        "window_size": [-1, -1] if inputs.left is None else [inputs.left, 0],
+        "return_softmax_lse": inputs.need_lse,
+        "out": inputs.out,
     }
     return VendorCall(target=kernel.target, kwargs=kwargs, optional=frozenset({"out"}))
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from hal.common.contract.call_values import VarlenBatch
 from hal.testing.storage import stored_elements
 
 from .helpers.bad_calls import BATCH, CASES, CPU, HEADS, RECORDS, attend, choose, ints, merge, score, sparse, varlen
@@ -36,7 +37,8 @@ def test_queries_of_no_request_see_no_key() -> None:
         CPU.paged_attention(torch.ones(3, 4, 8), HEADS, replace(BATCH, query_start_loc=ints(*starts)), softmax_scale=1.0, out=out)
         assert not out.any()
     ones = torch.ones(3, 2, 8)
-    out, lse = CPU.varlen_attention(ones, ones, ones, ints(1, 2), ints(0, 3), 1, 3, softmax_scale=1.0, need_lse=True)
+    lone = VarlenBatch(q_start_loc=ints(1, 2), k_start_loc=ints(0, 3), max_query_len=1, max_seq_len=3)
+    out, lse = CPU.varlen_attention(ones, ones, ones, lone, softmax_scale=1.0, need_lse=True)
     assert out[1].eq(1).all()
     assert not out[[0, 2]].any()
     assert lse is not None

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from hal.common.contract.call_values import IndexerChunk, Segment
+from hal.common.contract.call_values import IndexerChunk, Segment, VarlenBatch
 from hal.common.contract.errors import BatchError
 from hal.common.contract.layouts import attention_layout, index_layout, latent_layout
+from hal.common.contract.masking import Masking
 from hal.common.contract.parallel import Parallel
 from hal.testing import reference
 from hal.testing.cases import BATCHES, MIXED, start_loc
@@ -17,9 +18,16 @@ from hal.testing.storage import STRIDED, build_cache, make_generator, paged_batc
 
 INT = torch.int32
 
+EVERYTHING = Masking(causal=False)
+
 
 def ints(*values):
     return torch.tensor(values, dtype=INT)
+
+
+def lists_of(queries, keys, **limits):
+    """Requests that begin and end at some queries and keys."""
+    return VarlenBatch(q_start_loc=queries, k_start_loc=keys, max_query_len=int(queries[-1]), max_seq_len=int(keys[-1]), **limits)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -28,7 +36,9 @@ def test_varlen_attention_is_torch_attention(causal, kv_heads):
     generator = make_generator("varlen")
     q = random_tensor(generator, 5, 4, 8, dtype="float64")
     k, v = (random_tensor(generator, 5, kv_heads, width, dtype="float64") for width in (8, 6))
-    out, _ = reference.varlen_attention(q, k, v, ints(0, 5), ints(0, 5), softmax_scale=0.7, causal=causal)
+    out, _ = reference.varlen_attention(
+        q, k, v, lists_of(ints(0, 5), ints(0, 5)), softmax_scale=0.7, masking=Masking(causal=causal)
+    )
     expected = torch.nn.functional.scaled_dot_product_attention(
         *(tensor.transpose(0, 1) for tensor in (q, k, v)), is_causal=causal, scale=0.7, enable_gqa=True
     )
@@ -40,15 +50,15 @@ def test_the_reference_gives_the_same_over_pages_as_without_them(batch):
     generator = make_generator(batch.id)
     cache, table = build_cache(attention_layout(2, 8, 6, "float64"), batch.seq_lens, 4, generator, STRIDED)
     q = random_tensor(generator, batch.num_tokens, 4, 8, dtype="float64")
-    paged = reference.paged_attention(q, cache, paged_batch(batch, table), softmax_scale=0.5, window=7)
+    paged = reference.paged_attention(q, cache, paged_batch(batch, table), softmax_scale=0.5, masking=Masking(window=7))
     rows = [
         int(table[request, position // 4]) * cache.page_stride + position % 4
         for request, seq_len in enumerate(batch.seq_lens)
         for position in range(seq_len)
     ]
     k, v = reference.gather_rows(cache, torch.tensor(rows, dtype=INT))
-    locations = (batch.query_start_loc, start_loc(batch.seq_lens))
-    flat = reference.varlen_attention(q, k, v, *locations, softmax_scale=0.5, window=7)
+    lists = lists_of(batch.query_start_loc, start_loc(batch.seq_lens))
+    flat = reference.varlen_attention(q, k, v, lists, softmax_scale=0.5, masking=Masking(window=7))
     torch.testing.assert_close(paged, flat)
 
 
@@ -68,12 +78,14 @@ def test_the_reference_gives_the_same_over_pages_as_without_them(batch):
 def test_what_position_5_of_8_sees(limits, seen):
     from hal.testing.reference.softmax import visible_keys
 
-    assert visible_keys(5, 8, **limits) == seen
+    assert visible_keys(5, 8, Masking(**limits)) == seen
 
 
 def test_softcap_and_lse_of_one_key():
     q = k = v = torch.full((1, 1, 1), 2.0).double()
-    out, lse = reference.varlen_attention(q, k, v, ints(0, 1), ints(0, 1), softmax_scale=0.5, softcap=1.5)
+    out, lse = reference.varlen_attention(
+        q, k, v, lists_of(ints(0, 1), ints(0, 1)), softmax_scale=0.5, masking=Masking(softcap=1.5)
+    )
     assert out.item() == pytest.approx(2.0)
     assert lse.item() == pytest.approx(1.5 * math.tanh(2.0 / 1.5))
 
@@ -81,12 +93,12 @@ def test_softcap_and_lse_of_one_key():
 def test_selected_keys_have_ids_that_start_at_the_first_key():
     generator = make_generator("selected")
     q, k, v = (random_tensor(generator, 3, 1, 4, dtype="float64") for _ in range(3))
-    locations = (ints(0, 3), ints(0, 3))
+    ends = (ints(0, 3), ints(0, 3))
     chosen = ints(10, -1), ints(11, 10), ints(9, 13)
     out, lse = reference.varlen_attention(
-        q, k, v, *locations, softmax_scale=1.0, selected=torch.stack(chosen), first_key=ints(10)
+        q, k, v, lists_of(*ends, selected=torch.stack(chosen), first_key=ints(10)), softmax_scale=1.0
     )
-    plain, _ = reference.varlen_attention(q, k, v, *locations, softmax_scale=1.0)
+    plain, _ = reference.varlen_attention(q, k, v, lists_of(*ends), softmax_scale=1.0)
     torch.testing.assert_close(out[0], v[0])
     torch.testing.assert_close(out[1], plain[1])
     assert out[2].abs().max() == 0
@@ -177,15 +189,15 @@ def test_merging_two_halves_is_the_whole():
     k, v = (random_tensor(generator, 8, 2, 4, dtype="float64") for _ in range(2))
     starts = ints(0, 3)
     parts = [
-        reference.varlen_attention(q, k[keys], v[keys], starts, ints(0, 4), softmax_scale=1.0, causal=False)
+        reference.varlen_attention(q, k[keys], v[keys], lists_of(starts, ints(0, 4)), softmax_scale=1.0, masking=EVERYTHING)
         for keys in (slice(0, 4), slice(4, 8))
     ]
-    whole = reference.varlen_attention(q, k, v, starts, ints(0, 8), softmax_scale=1.0, causal=False)
+    whole = reference.varlen_attention(q, k, v, lists_of(starts, ints(0, 8)), softmax_scale=1.0, masking=EVERYTHING)
     torch.testing.assert_close(reference.merge_states(*parts[0], *parts[1]), whole)
 
 
 def test_a_sink_is_a_key_without_a_value():
     q, k = torch.zeros(1, 1, 2).double(), torch.zeros(3, 1, 2).double()
     v = torch.ones(3, 1, 2).double()
-    out, lse = reference.varlen_attention(q, k, v, ints(0, 1), ints(0, 3), softmax_scale=1.0)
+    out, lse = reference.varlen_attention(q, k, v, lists_of(ints(0, 1), ints(0, 3)), softmax_scale=1.0)
     assert reference.apply_sink(out, lse, torch.zeros(1)).flatten().tolist() == pytest.approx([0.75, 0.75])

@@ -12,7 +12,7 @@ import torch
 from hal import LayoutError
 from hal.common.backends.registry import find_backend
 from hal.common.contract.backend import CALLS
-from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import CompressedBatch, KVCache, PagedBatch, Segment, VarlenBatch
 from hal.common.contract.compressor import Compressor
 from hal.common.contract.dense import dense_numbers, shares_places
 from hal.common.contract.device import Device
@@ -28,7 +28,7 @@ CPU = find_backend("cpu")
 SAMPLES = tuple(samples(CPU.capabilities, fit_sizes(CPU.capabilities, SMALL)))
 # No layout of index keys, states or entries keeps scales beside its rows.
 SCALELESS = {"index_scores": {"cache.scale"}, "compress_states": {"states.scale", "entries.scale"}}
-HOLDERS = {"KVCache": KVCache, "PagedBatch": PagedBatch, "Segment": Segment, "Compressor": Compressor}
+HOLDERS = {each.__name__: each for each in (KVCache, PagedBatch, VarlenBatch, CompressedBatch, Segment, Compressor)}
 
 
 def names_of(sample: Sample) -> set[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import hal
 from hal import Compressor
-from hal.common.contract.call_values import KVCache
+from hal.common.contract.call_values import CompressedBatch, KVCache
 from hal.common.contract.layouts import latent_layout, state_layout
 from hal.config import read_shape
 from hal.testing.suite.placement import place_of
@@ -119,12 +119,16 @@ def test_entries_of_requests_that_grow_step_by_step(
             ),
             states,
             entries,
-            torch.tensor(state_slots, dtype=torch.int64, device=where),
-            torch.tensor(entry_slots, dtype=torch.int64, device=where),
-            ints([0, *accumulate([request for request, _ in new].count(one) for one in range(requests))], where),
-            ints([request for request, _ in new], where),
-            torch.tensor([position for _, position in new], dtype=torch.int64, device=where),
-            pages.to(torch.int32).to(where),
+            CompressedBatch(
+                state_slots=torch.tensor(state_slots, dtype=torch.int64, device=where),
+                entry_slots=torch.tensor(entry_slots, dtype=torch.int64, device=where),
+                query_start_loc=ints(
+                    [0, *accumulate([request for request, _ in new].count(one) for one in range(requests))], where
+                ),
+                req_id=ints([request for request, _ in new], where),
+                positions=torch.tensor([position for _, position in new], dtype=torch.int64, device=where),
+                block_table=pages.to(torch.int32).to(where),
+            ),
             ratio=ratio,
         )
     for slot, row in enumerate(entries.rows.cpu().tolist()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 import hal
 from hal.common.backends.judging import explain_refusal
 from hal.common.contract.backend import Backend
-from hal.common.contract.call_values import PagedBatch
+from hal.common.contract.call_values import PagedBatch, VarlenBatch
 from hal.common.contract.errors import HalError
 from hal.common.contract.layouts import attention_layout, latent_layout
+from hal.common.contract.masking import Masking
 from hal.config import LayerShape, read_shape
 from hal.testing import ReferenceBackend
 from hal.testing.case import FULL, fit_sizes
@@ -76,7 +77,9 @@ def run_paged(
         if ranges is not None:
             starts, stops = (ints([each[end] for each in ranges], where) for end in (0, 1))
             batch = replace(batch, key_starts=starts, key_stops=stops)
-        out, lse = backend.paged_attention(q.to(where), cache, batch, softmax_scale=SCALE, need_lse=need_lse, **options)
+        out, lse = backend.paged_attention(
+            q.to(where), cache, batch, softmax_scale=SCALE, need_lse=need_lse, masking=Masking(**options)
+        )
         rows = drawn.of(list(range(pages)), LENGTH)
         keys, values = [row[:key_width] for row in rows], [row[-width:] if layout == "kv" else row[:width] for row in rows]
         return _is_right(out, lse if need_lse else None, q, keys, values, seen, options.get("softcap"))
@@ -138,14 +141,15 @@ def run_masked_varlen(backend: Backend) -> bool:
     chosen = [[0, 3, 4, 9, 10], [1, 2, 3, 3, -1]] * (QUERY_LEN // 2)
     out, _ = backend.varlen_attention(
         *(tensor.to(where) for tensor in (q, k, v)),
-        ints([0, QUERY_LEN], where),
-        ints([0, LENGTH], where),
-        QUERY_LEN,
-        LENGTH,
+        VarlenBatch(
+            q_start_loc=ints([0, QUERY_LEN], where),
+            k_start_loc=ints([0, LENGTH], where),
+            max_query_len=QUERY_LEN,
+            max_seq_len=LENGTH,
+            selected=ints(chosen, where),
+            first_key=ints([0], where),
+        ),
         softmax_scale=SCALE,
-        causal=True,
-        selected=ints(chosen, where),
-        first_key=ints([0], where),
     )
     for token in range(QUERY_LEN):
         mine = [key for key in sorted(set(chosen[token])) if 0 <= key <= LENGTH - QUERY_LEN + token]
@@ -281,13 +285,17 @@ def test_a_capability_that_is_there_and_not_declared_is_found(name: str) -> None
 
 
 def without(call: str, *options: str) -> type[Backend]:
-    """The reference with a call that takes some options and does nothing with them."""
+    """The reference with a call that takes some options, or parts of its values, and does nothing with them."""
+
+    def forget(given: Any) -> Any:
+        if isinstance(given, Masking | VarlenBatch):
+            defaults = {each.name: each.default for each in fields(given) if each.name in options}
+            return replace(given, **defaults)
+        return given
 
     def ignore(self: Backend, *args: Any, **kwargs: Any) -> Any:
-        kept = {name: value for name, value in kwargs.items() if name not in options}
-        if "parallel" in options:
-            kept["parallel"] = hal.Parallel()
-        return getattr(Reference, call)(self, *args, **kept)
+        kept = {name: hal.Parallel() if name == "parallel" else forget(value) for name, value in kwargs.items()}
+        return getattr(Reference, call)(self, *map(forget, args), **kept)
 
     return type("Without", (Reference,), {call: ignore})
 

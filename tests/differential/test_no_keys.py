@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal.common.contract.call_values import PagedBatch, Segment
+from hal.common.contract.call_values import PagedBatch, Segment, VarlenBatch
 from hal.common.contract.layouts import attention_layout, latent_layout
+from hal.common.contract.masking import Masking
 from hal.common.vendor.tensors import settle_results
 from hal.testing.case import FULL, fit_sizes
 from hal.testing.suite.placement import place_of
@@ -70,12 +71,14 @@ def test_queries_without_keys_give_0_over_contiguous_keys(target, requests: list
     at_q, at_k = starts(queries), starts(lengths)
     out, lse = backend.varlen_attention(
         *(tensor.to(where) for tensor in (q, k, v)),
-        ints(at_q, where),
-        ints(at_k, where),
-        max(queries),
-        max(lengths),
+        VarlenBatch(
+            q_start_loc=ints(at_q, where),
+            k_start_loc=ints(at_k, where),
+            max_query_len=max(queries),
+            max_seq_len=max(lengths),
+        ),
         softmax_scale=0.3,
-        causal=False,
+        masking=Masking(causal=False),
         need_lse=True,
         out=torch.full((sum(queries), HEADS, VALUE), torch.nan, device=where),
     )
@@ -161,7 +164,8 @@ def test_zero_tokens_are_empty_results(target, call: str) -> None:
     elif call == "varlen_attention":
         empty = torch.zeros(0, HEADS, WIDTH, device=where)
         at = ints([0], where)
-        out, lse = backend.varlen_attention(empty, empty, empty, at, at, 0, 0, softmax_scale=1.0, need_lse=True)
+        nobody = VarlenBatch(q_start_loc=at, k_start_loc=at, max_query_len=0, max_seq_len=0)
+        out, lse = backend.varlen_attention(empty, empty, empty, nobody, softmax_scale=1.0, need_lse=True)
     else:
         cache = draw_cache(latent_layout(LORA, ROPE, "float32"), 1, size, generator, where).cache
         segment = Segment(cache, none.reshape(0, 4), none)

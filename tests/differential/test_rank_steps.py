@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import hal
 from hal.common.backends.registry import find_backend
-from hal.common.contract.key_rules import INDEX_RULE, KeyRule, key_rule
+from hal.common.contract.masking import CAUSAL, Masking, masking_of
 from hal.common.contract.parallel import global_position, local_length, local_position, longest_share, owner
 from hal.common.stepping.builder import MetadataBuilder
 from hal.common.stepping.pages import make_pools
@@ -94,7 +94,7 @@ def test_each_query_sees_the_keys_of_its_rule_that_the_rank_stores(step, ranks: 
                 assert batch.seq_lens.tolist() == [local_length(length, parallel) for length in own]
                 assert max(batch.seq_lens.tolist(), default=0) <= batch.max_seq_len
                 for token, bound in enumerate(bounds):
-                    seen = visible_keys(bound - 1, own[requests[token]], causal=rule.causal, window=rule.window, chunk=rule.chunk)
+                    seen = visible_keys(bound - 1, own[requests[token]], rule)
                     expected = [local_position(key, parallel) for key in seen if owner(key, parallel) == parallel.dcp_rank]
                     assert list(range(int(batch.key_starts[token]), int(batch.key_stops[token]))) == expected
 
@@ -108,7 +108,7 @@ def test_device_batches_give_what_host_batches_give(step, ranks: int, interleave
     host, device = builder(parallel).build(batch), builder(parallel).build(on_device(batch, known))
     for name in ("slot_mapping", "local_seq_lens", "positions"):
         assert torch.equal(getattr(device, name), getattr(host, name)), name
-    for rule in (INDEX_RULE, KeyRule(window=5), KeyRule(causal=False)):
+    for rule in (CAUSAL, Masking(window=5), Masking(causal=False)):
         ranges = [
             [torch.cat([getattr(phase.shards[rule][0], name) for phase in each.phases]) for name in ("key_starts", "key_stops")]
             for each in (host, device)
@@ -118,7 +118,7 @@ def test_device_batches_give_what_host_batches_give(step, ranks: int, interleave
 
 def test_bounds_are_localised_after_they_are_expanded_per_token() -> None:
     metadata = builder(hal.Parallel(dcp=2, dcp_rank=1)).build(hal.Batch([3], [10], [[0, 1]]))
-    (batch, *_) = metadata.prefill.shards[INDEX_RULE]
+    (batch, *_) = metadata.prefill.shards[CAUSAL]
     assert metadata.prefill.key_bounds.tolist() == [8, 9, 10]
     assert batch.key_stops.tolist() == [4, 4, 5]
 
@@ -178,7 +178,7 @@ def test_what_an_earlier_step_left_is_gone(first, second) -> None:
 
 def test_rules_are_those_that_layers_are_asked_by() -> None:
     metadata = builder(hal.Parallel(dcp=2)).build(hal.Batch([1], [1], [[0]]))
-    assert set(metadata.decode.shards) == {INDEX_RULE, *(key_rule(layer) for layer in LAYERS if layer.indexer is None)}
+    assert set(metadata.decode.shards) == {CAUSAL, *(masking_of(layer).sight for layer in LAYERS if layer.indexer is None)}
 
 
 def test_a_step_for_capture_may_be_as_long_as_any() -> None:

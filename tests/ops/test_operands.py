@@ -110,9 +110,6 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         r"query_start_loc is int32 \[3\].*expected int32 \[2\]",
     ),
-    "no_window": (lambda: paged(window=0), "window is 0; expected at least 1"),
-    "no_chunk": (lambda: paged(chunk=-4), "chunk is -4"),
-    "no_softcap": (lambda: paged(softcap=0.0), "softcap is 0.0"),
     "one_place_for_all": (lambda: paged(out=random(1, HEADS, WIDTH + 2).expand(4, -1, -1)), "strides.*place of its own"),
     "a_chunk_past_the_batch": (lambda: scores(token_stop=9), "tokens 0 to 9.*has 4 tokens"),
     "a_chunk_of_no_request": (lambda: scores(request_stop=3), "requests 0 to 3.*2 requests"),
@@ -126,3 +123,12 @@ def test_what_does_not_fit_is_refused_with_both_sides(name: str) -> None:
     make, words = REFUSALS[name]
     with pytest.raises(hal.LayoutError, match=words):
         make()
+
+
+@pytest.mark.parametrize(("name", "value"), [("window", 0), ("chunk", -4), ("softcap", 0.0)])
+def test_an_operator_checks_the_flat_masking_that_no_value_has_checked(name: str, value: float) -> None:
+    found = record(lambda: paged())
+    names = [argument.name for argument in found.operator._schema.arguments]
+    given = [value if each == name else argument for each, argument in zip(names, found.arguments, strict=False)]
+    with pytest.raises(hal.LayoutError, match=f"{name} is {value}"):
+        found.operator(*given, **found.keywords)

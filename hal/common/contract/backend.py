@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .capabilities import find_faults
 from .errors import BackendError
+from .masking import CAUSAL
 from .software import Library
 
 if TYPE_CHECKING:
     import torch
 
     from .buffer import Buffer
-    from .call_values import IndexerChunk, KVCache, PagedBatch, Segment
+    from .call_values import CompressedBatch, IndexerChunk, KVCache, PagedBatch, Segment, VarlenBatch
     from .capabilities import Capabilities
     from .compressor import Compressor
     from .device import Device
     from .limits import Limits
+    from .masking import Masking
     from .parallel import Parallel
     from .reason import Reason
     from .request import Request
@@ -141,10 +143,7 @@ class Backend:
         batch: PagedBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
@@ -161,24 +160,16 @@ class Backend:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        q_start_loc: torch.Tensor,
-        k_start_loc: torch.Tensor,
-        max_query_len: int,
-        max_seq_len: int,
+        batch: VarlenBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
-        selected: torch.Tensor | None = None,
-        first_key: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """out [tokens, heads, v_head_dim] and lse, over contiguous keys k [keys, kv_heads, head_dim].
 
-        Causal is aligned to the last key. selected int32 [tokens, width] limits each query to those request-local key ids
-        (-1 none), first_key int32 [requests] being the id of a request's first key here; only with masked_varlen.
+        A request's last query is aligned to its last key; positions, and with them chunks, count from its first key here.
         """
         raise NotImplementedError
 
@@ -267,25 +258,19 @@ class Backend:
         compressor: Compressor,
         states: KVCache,
         entries: KVCache,
-        state_slots: torch.Tensor,
-        entry_slots: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        req_id: torch.Tensor,
-        positions: torch.Tensor,
-        block_table: torch.Tensor,
+        batch: CompressedBatch,
         *,
         ratio: int,
     ) -> None:
-        """Write an entry at entry_slots int64 [tokens] for each token that closes one, and tokens' states at state_slots.
+        """Write an entry at batch.entry_slots for each token that closes one, and tokens' states at batch.state_slots.
 
         A state is the token's kv and its score + position_bias[position % ratio]. An entry mixes the groups * ratio states
         that end at the closing token: a softmax of the scores over those tokens for each channel, positions before the
         request's first left out; of two groups the older gives the first half of its rows, the newer the second. Then RMS
         norm and rotation, and the row is written as the entries' layout has it. Slot -1 writes nothing.
 
-        States of the step's own tokens are its inputs: query_start_loc int32 [requests + 1], req_id int32 [tokens] and
-        positions int64 [tokens] say which. Earlier ones are read from the cache, before any is written: that of position p
-        lies on page block_table[request, p // page] in row p % page % states.block_size, a page being
+        States of the step's own tokens are its inputs. Earlier ones are read from the cache, before any is written: that of
+        position p lies on page block_table[request, p // page] in row p % page % states.block_size, a page being
         entries.block_size * ratio tokens, of which the states' cache keeps the last.
         """
         raise NotImplementedError

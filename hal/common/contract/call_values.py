@@ -1,4 +1,4 @@
-"""What kernel calls take: caches, paged batches, index segments and chunks."""
+"""What kernel calls take: caches, batches over pages and over keys that lie end to end, index segments and chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
     from .compressor import Compressor
 
-__all__ = ["IndexInputs", "IndexerChunk", "KVCache", "PagedBatch", "Segment", "refuse_key_ranges", "refuse_sink"]
+__all__ = [
+    "CompressedBatch",
+    "IndexInputs",
+    "IndexerChunk",
+    "KVCache",
+    "PagedBatch",
+    "Segment",
+    "VarlenBatch",
+    "refuse_key_ranges",
+    "refuse_sink",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,39 @@ class PagedBatch:
     memo: dict[object, object] | None = field(default=None, compare=False, repr=False)
     key_starts: torch.Tensor | None = None
     key_stops: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VarlenBatch:
+    """Which queries and keys that lie end to end are of which request.
+
+    q_start_loc, k_start_loc: int32 [requests + 1]. max_query_len and max_seq_len are upper bounds of a request's queries and
+    keys. selected: int32 [tokens, width], the request-local ids of the only keys that each query may see, -1 for none;
+    first_key: int32 [requests], the id of each request's first key here, 0 where it is None. Only with masked_varlen.
+    """
+
+    q_start_loc: torch.Tensor
+    k_start_loc: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+    selected: torch.Tensor | None = None
+    first_key: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedBatch:
+    """Where a step's tokens leave what is compressed: slots int64 [tokens] of their states and of the entries they close.
+
+    query_start_loc int32 [requests + 1], req_id int32 [tokens] and positions int64 [tokens] say which states are of the step
+    itself; block_table int32 [requests, pages] is that of the states, whose pages hold the earlier ones. Slot -1: nowhere.
+    """
+
+    state_slots: torch.Tensor
+    entry_slots: torch.Tensor
+    query_start_loc: torch.Tensor
+    req_id: torch.Tensor
+    positions: torch.Tensor
+    block_table: torch.Tensor
 
 
 def refuse_key_ranges(batch: PagedBatch, call: str) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from .cache import KVCache
+    from .call_values import CompressedBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +67,7 @@ class Compressor:
                 )
 
 
-def check_states(
-    compressor: Compressor, states: KVCache, entries: KVCache, ratio: int, per_token: tuple[torch.Tensor, ...]
-) -> int:
+def check_states(compressor: Compressor, states: KVCache, entries: KVCache, batch: CompressedBatch, ratio: int) -> int:
     """How many groups an entry is made of; LayoutError where states, entries and the compressor do not fit each other."""
     wide, width = states.layout.widths[0], entries.layout.widths[0]
     groups = wide // max(1, width)
@@ -84,7 +83,7 @@ def check_states(
         )
     tokens = compressor.kv.shape[0]
     compressor.check("compressor", tokens, ratio, groups, width, None, states.storage.device)
-    counts = [tensor.shape[0] for tensor in per_token]
+    counts = [tensor.shape[0] for tensor in (batch.state_slots, batch.entry_slots, batch.req_id, batch.positions)]
     if set(counts) != {tokens}:
         raise LayoutError(f"slots, requests and positions of {counts} tokens; the compressor has {tokens}")
     return groups

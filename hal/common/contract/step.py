@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from hal.config import LayerShape, MLAShape
 
 from .call_values import IndexerChunk, PagedBatch
-from .key_rules import KeyRule
+from .masking import Masking
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +114,7 @@ class Phase:
     max_seq_len: int
     chunks: Mapping[Scoring, tuple[IndexerChunk, ...]]
     runs: Mapping[MLAKind, tuple[MLARun, ...]]
-    shards: Mapping[KeyRule, tuple[PagedBatch, ...]]
+    shards: Mapping[Masking, tuple[PagedBatch, ...]]
     may_hide_requests: bool = False
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hal.common.contract.buffer import Buffer
 from hal.common.contract.exchanges import rows_at_once, tokens_at_once
-from hal.common.contract.key_rules import list_rules
 from hal.common.contract.limits import Limits
+from hal.common.contract.masking import list_sights
 from hal.common.contract.parallel import Parallel
 from hal.config import LayerShape, ModelShape
 from hal.config.dtypes import item_size
@@ -21,7 +21,7 @@ def rank_buffers(shape: ModelShape, limits: Limits, parallel: Parallel, dtype: s
         return ()
     tokens, ranks = limits.max_num_batched_tokens, parallel.dcp
     buffers = [
-        Buffer(name="key ranges", shape=(2, len(list_rules(layers)), tokens), dtype="int32"),
+        Buffer(name="key ranges", shape=(2, len(list_sights(layers)), tokens), dtype="int32"),
         Buffer(name="shares", shape=(2, limits.max_num_seqs), dtype="int32"),
     ]
     rows = {layer.layer_id: _rows_at_once(layer, parallel, tokens, dtype) for layer in layers}

@@ -20,6 +20,7 @@ from hal.common.contract.environment import read_variable
 from hal.common.contract.errors import BackendError, BatchError, InputError, LayoutError, NotBuiltError
 from hal.common.contract.gradients import without_gradients
 from hal.common.contract.layouts.scales import describe_wrong
+from hal.common.contract.masking import masking_of
 from hal.common.contract.step import StepMetadata
 from hal.common.contract.tensor_checks import Expected
 from hal.common.stepping.builder import MetadataBuilder
@@ -373,6 +374,7 @@ class Attention:
             kernels=kernels,
             cache=cache,
             group=group,
+            masking=masking_of(layer),
             dtype=self._dtype,
             device=self._device,
             q_shape=(heads, layer.head_dim),

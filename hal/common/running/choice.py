@@ -9,7 +9,7 @@ import torch
 from hal.common.contract.call_values import IndexInputs, KVCache
 from hal.common.contract.choice_kind import ChoiceKind, choice_kind, list_kinds
 from hal.common.contract.errors import BatchError
-from hal.common.contract.key_rules import INDEX_RULE
+from hal.common.contract.masking import CAUSAL
 from hal.common.contract.parallel import Parallel
 from hal.common.contract.repeats import forget_repeats
 from hal.common.contract.step import Phase, StepMetadata, scoring
@@ -68,7 +68,7 @@ class TopkState:
             for chunk in chunks:
                 tokens, span = phase.tokens, slice(chunk.token_start, chunk.token_stop)
                 if self._ranks is not None:
-                    shard = phase.shards[INDEX_RULE][group]
+                    shard = phase.shards[CAUSAL][group]
                     inputs = (queries[tokens], weights[tokens], cache, shard, chunk)
                     chosen[span], has_nan = choose_over_ranks(kernels.calls, inputs, each.topk, picked.shape[1], self._ranks)
                 else:

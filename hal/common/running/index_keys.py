@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from hal.common.contract.call_values import IndexInputs, KVCache
+from hal.common.contract.call_values import CompressedBatch, IndexInputs, KVCache
 from hal.common.contract.compressor import Compressor
 from hal.common.contract.errors import BatchError, NotBuiltError
 from hal.common.contract.step import StepMetadata
@@ -61,15 +61,12 @@ def compress(
 ) -> None:
     """Write the step's states and the entries that its tokens close; states and entries are a cache and its group."""
     where = metadata.groups[states[1]]
-    kernels.calls.compress_states(
-        compressor,
-        states[0],
-        entries[0],
-        where.slot_mapping,
-        metadata.groups[entries[1]].slot_mapping,
-        metadata.query_start_loc,
-        metadata.req_id_per_token,
-        metadata.positions,
-        where.batch.block_table,
-        ratio=ratio,
+    batch = CompressedBatch(
+        state_slots=where.slot_mapping,
+        entry_slots=metadata.groups[entries[1]].slot_mapping,
+        query_start_loc=metadata.query_start_loc,
+        req_id=metadata.req_id_per_token,
+        positions=metadata.positions,
+        block_table=where.batch.block_table,
     )
+    kernels.calls.compress_states(compressor, states[0], entries[0], batch, ratio=ratio)

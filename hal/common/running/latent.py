@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment, VarlenBatch
 from hal.common.contract.exchanges import heads_at_once
-from hal.common.contract.key_rules import key_rule
+from hal.common.contract.masking import Masking, masking_of
 from hal.common.contract.parallel import Parallel
 from hal.common.contract.step import ContextChunk, MLARun, Phase, StepMetadata, mla_kind
 from hal.common.planning.buffers import MAX_EXPANDED_BYTES
@@ -21,6 +21,8 @@ from .layer_kernels import LayerKernels, require_lse
 from .ranks import DCPGroup
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+_EVERYTHING = Masking(causal=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def attend_mla(
         piece = tuple(tensor[tokens] for tensor in ordered)
         runs = phase.runs.get(kind, ()) if weights is not None and kind is not None else ()
         if not runs:
-            batch = phase.batches[group] if ranks is None or choice is not None else phase.shards[key_rule(layer)][group]
+            batch = phase.batches[group] if ranks is None or choice is not None else phase.shards[masking_of(layer).sight][group]
             call.attend_absorbed(phase, slice(0, tokens.stop - tokens.start), batch, piece, target)
         for run in runs:
             call.attend_run(phase, run, piece, target)
@@ -167,10 +169,7 @@ class _Call:
                 self.cache,
                 batch,
                 softmax_scale=layer.softmax_scale,
-                window=layer.window,
-                chunk=layer.chunk,
-                softcap=layer.softcap,
-                causal=layer.causal,
+                masking=masking_of(layer),
                 need_lse=need_lse,
                 sink=sink,
             )
@@ -225,15 +224,16 @@ class _Call:
             q,
             keys,
             values,
-            run.q_start_loc,
-            run.q_start_loc,
-            run.max_query_len,
-            run.max_query_len,
+            VarlenBatch(
+                q_start_loc=run.q_start_loc,
+                k_start_loc=run.q_start_loc,
+                max_query_len=run.max_query_len,
+                max_seq_len=run.max_query_len,
+                selected=selected,
+                first_key=run.context_lens if selected is not None else None,
+            ),
             softmax_scale=scale,
-            causal=True,
             need_lse=self.sink is not None or bool(run.context),
-            selected=selected,
-            first_key=run.context_lens if selected is not None else None,
         )
         for chunk in run.context:
             rows = self._find_context(phase, run, chunk)
@@ -244,15 +244,17 @@ class _Call:
                 q[tokens],
                 keys,
                 values,
-                chunk.q_start_loc,
-                chunk.k_start_loc,
-                chunk.max_query_len,
-                chunk.num_keys,
+                VarlenBatch(
+                    q_start_loc=chunk.q_start_loc,
+                    k_start_loc=chunk.k_start_loc,
+                    max_query_len=chunk.max_query_len,
+                    max_seq_len=chunk.num_keys,
+                    selected=None if selected is None else selected[tokens],
+                    first_key=chunk.first_key if selected is not None else None,
+                ),
                 softmax_scale=scale,
-                causal=False,
+                masking=_EVERYTHING,
                 need_lse=True,
-                selected=None if selected is None else selected[tokens],
-                first_key=chunk.first_key if selected is not None else None,
             )
             before = require_lse(lse)
             merged = self.kernels.calls.merge_states(result[tokens], before[tokens], part, require_lse(part_lse))

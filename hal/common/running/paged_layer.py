@@ -9,6 +9,7 @@ import torch
 from hal.common.contract.call_values import KVCache
 from hal.common.contract.dense import has_dense_rows
 from hal.common.contract.errors import BatchError
+from hal.common.contract.masking import Masking
 from hal.common.contract.step import StepMetadata
 from hal.common.contract.tensor_checks import Expected
 from hal.config import LayerShape
@@ -24,6 +25,7 @@ class PagedLayer:
     kernels: LayerKernels
     cache: KVCache
     group: int
+    masking: Masking
     dtype: torch.dtype
     device: torch.device
     q_shape: tuple[int, int]
@@ -90,10 +92,7 @@ class PagedLayer:
                 self.cache,
                 phase.batches[self.group],
                 softmax_scale=layer.softmax_scale,
-                window=layer.window,
-                chunk=layer.chunk,
-                softcap=layer.softcap,
-                causal=layer.causal,
+                masking=self.masking,
                 out=target,
                 sink=sink,
             )

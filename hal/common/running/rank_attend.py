@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hal.common.contract.call_values import KVCache
-from hal.common.contract.key_rules import key_rule
+from hal.common.contract.masking import Masking, masking_of
 from hal.common.contract.step import StepMetadata
 from hal.config import LayerShape
 
@@ -30,15 +30,17 @@ def attend_shards(
     """
     if not metadata.phases:
         return
-    order, rule = metadata.token_order, key_rule(layer)
+    order, sight = metadata.token_order, masking_of(layer).sight
+    # What is seen lies in the ranges of the shares.
+    capped = Masking(softcap=layer.softcap)
     queries = ranks.gather_queries(q[: metadata.num_tokens] if order is None else q.index_select(0, order))
     partial = [
         kernels.phases[phase.name].paged_attention(
             queries[phase.tokens],
             cache,
-            phase.shards[rule][group],
+            phase.shards[sight][group],
             softmax_scale=layer.softmax_scale,
-            softcap=layer.softcap,
+            masking=capped,
             need_lse=True,
         )
         for phase in metadata.phases

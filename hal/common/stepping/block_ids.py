@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hal.common.contract.errors import BatchError
-from hal.common.contract.key_rules import KeyRule, key_rule
+from hal.common.contract.masking import Masking, masking_of
 
 from .pages import PagePool
 
@@ -33,7 +33,7 @@ class TableRule:
     """
 
     pool: PagePool
-    reach: tuple[KeyRule, ...] = ()
+    reach: tuple[Masking, ...] = ()
 
     @property
     def num_blocks(self) -> int:
@@ -53,7 +53,7 @@ class TableRule:
         return f"lie behind {' and '.join(words)}"
 
 
-def _first_key(position: Any, rule: KeyRule) -> Any:
+def _first_key(position: Any, rule: Masking) -> Any:
     """The first key that a query sees by a rule."""
     start = position * 0
     if rule.window is not None:
@@ -105,25 +105,25 @@ def make_rules(plan: Plan, pools: tuple[PagePool, ...]) -> TableRules:
     )
 
 
-def _find_reach(plan: Plan, group: CacheGroup) -> tuple[KeyRule, ...]:
+def _find_reach(plan: Plan, group: CacheGroup) -> tuple[Masking, ...]:
     """How the layers that read a cache group see its keys; () where one of them may see every key."""
     if group.window is not None:
-        return (KeyRule(window=group.window),)
+        return (Masking(window=group.window),)
     if group.part != "kv":
         return ()
     readers = [layer for layer in plan.shape.layers if layer.kv_source in group.layer_ids]
     # An indexer may pick any key.
     if any(layer.indexer is not None or (layer.window is None and layer.chunk is None) for layer in readers):
         return ()
-    return _join(map(key_rule, readers))
+    return _join(masking_of(layer).sight for layer in readers)
 
 
-def _join(rules: Iterable[KeyRule]) -> tuple[KeyRule, ...]:
+def _join(rules: Iterable[Masking]) -> tuple[Masking, ...]:
     """The rules once each; of those that are windows alone the widest."""
     given = tuple(dict.fromkeys(rules))
     windows = [rule.window for rule in given if rule.window is not None and rule.chunk is None]
     chunks = tuple(rule for rule in given if rule.chunk is not None)
-    return (KeyRule(window=max(windows)), *chunks) if windows else chunks
+    return (Masking(window=max(windows)), *chunks) if windows else chunks
 
 
 def live_stops(query_lens: Ints, seq_lens: Ints, tokens_per_page: int) -> Ints:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hal.common.contract.call_values import IndexerChunk, PagedBatch
-from hal.common.contract.key_rules import KeyRule, list_rules
+from hal.common.contract.masking import Masking, list_sights
 from hal.common.contract.parallel import local_length, longest_share
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hal.common.contract.step import Phase, StepMetadata
 
 
-def global_range(rule: KeyRule, bounds: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def global_range(rule: Masking, bounds: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """First position and end of what queries see: bounds are their own positions plus one, lengths their requests'.
 
     A bound of 0 belongs to no request and sees nothing.
@@ -44,7 +44,7 @@ class ShardBounds:
     def __init__(self, plan: Plan, torch_device: str) -> None:
         limits = plan.limits
         self._parallel = plan.parallel
-        self._rules = list_rules(plan.shape.layers)
+        self._rules = list_sights(plan.shape.layers)
         ranges = (len(self._rules), limits.max_num_batched_tokens)
         self._starts = torch.zeros(ranges, dtype=torch.int32, device=torch_device)
         self._stops = torch.zeros_like(self._starts)
@@ -55,7 +55,7 @@ class ShardBounds:
         """int32 [requests]: how many tokens of each this rank stores, in the engine's order."""
         return self._seq_lens[:num_reqs]
 
-    def share(self, requests: slice, tokens: slice, batches: Iterable[PagedBatch]) -> dict[KeyRule, tuple[PagedBatch, ...]]:
+    def share(self, requests: slice, tokens: slice, batches: Iterable[PagedBatch]) -> dict[Masking, tuple[PagedBatch, ...]]:
         """A phase's batches as this rank's shard answers them, by rule, one per cache group; fill() gives them values."""
         lengths, given = self._ordered_lens[requests], tuple(batches)
         longest = longest_share(given[0].max_seq_len, self._parallel) if given else 0

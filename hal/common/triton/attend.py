@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hal.common.contract.dense import dense_batch, dense_numbers, dense_rows, refuse_shared
-from hal.common.contract.errors import BatchError, InputError
+from hal.common.contract.errors import BatchError
+from hal.common.contract.masking import Masking
 
 from .checks import check_keys, check_query, count_parts, plain_name, prepare_results, require_tile
 from .choice import mark_choice
@@ -20,7 +21,7 @@ from .tiles import Machine, Tile, Widths, latent_widths, split_width
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.contract.call_values import KVCache, PagedBatch
+    from hal.common.contract.call_values import KVCache, PagedBatch, VarlenBatch
 
 # A repair holds a row of results more than the pass before it, and a choice of keys a tile of bits, for which four warps have too
 # few registers on sm_90, sm_100 and sm_120; sixteen have too few of their own (hal compile counts the spills).
@@ -30,20 +31,12 @@ _MOST_CHOOSING_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mask:
-    """A layer's rule on scores: which keys a query sees, and the cap."""
+class Rules:
+    """What a call does with its scores: which it takes, by what they are multiplied, and whether their LSE is wanted."""
 
-    causal: bool
-    window: int | None = None
-    chunk: int | None = None
-    softcap: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.window is self.chunk is self.softcap is None:
-            return
-        for name, limit in (("window", self.window), ("chunk", self.chunk), ("softcap", self.softcap)):
-            if limit is not None and not limit > 0:
-                raise InputError(f"{name} is {limit}; expected a number above 0, or None for none")
+    masking: Masking
+    scale: float
+    need_lse: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,22 +144,20 @@ def listed_keys(k: Any, v: Any, start_loc: Any, max_length: int, choice: Any = N
     )
 
 
-def plan_parts(machine: Machine, tile: Tile, queries: Queries, keys: Keys, mask: Mask) -> int:
+def plan_parts(machine: Machine, tile: Tile, queries: Queries, keys: Keys, masking: Masking) -> int:
     """Into how many parts the keys of each program are split."""
     longest = keys.max_length
-    if mask.window is not None:
-        longest = min(longest, mask.window + queries.max_len)
+    if masking.window is not None:
+        longest = min(longest, masking.window + queries.max_len)
     programs = _row_tiles(tile, queries, keys) * keys.kv_heads * tile.num_c * max(1, queries.num_requests)
     # Tokens that no request has fill no program, and still have a row in every part.
     rows = queries.q.shape[0] * queries.q.shape[1]
     return count_parts(machine, max(programs, -(-rows * tile.num_c // tile.block_m)), -(-longest // tile.block_n))
 
 
-def attend_launch(
-    tile: Tile, queries: Queries, keys: Keys, mask: Mask, softmax_scale: float, results: Results, repairs: bool = False
-) -> Launch:
+def attend_launch(tile: Tile, queries: Queries, keys: Keys, rules: Rules, results: Results, repairs: bool = False) -> Launch:
     """One pass over the keys, or the pass after it that repairs what keys made infinite that a query does not see."""
-    q, out, lse, widths = queries.q, results.out, results.lse, keys.widths
+    q, out, lse, widths, masking = queries.q, results.out, results.lse, keys.widths, rules.masking
     shares_value = not widths.value and tile.num_c == 1
     is_paged = keys.table is not None
     group = q.shape[1] // keys.kv_heads
@@ -208,10 +199,10 @@ def attend_launch(
             "table_row": table.stride(0) if is_paged else 0,
             "out_part": out.stride(0),
             "lse_part": 0 if lse is None else lse.stride(0),
-            "scale": float(softmax_scale),
-            "softcap": float(mask.softcap or 0.0),
-            "window": mask.window or 0,
-            "chunk": mask.chunk or 0,
+            "scale": float(rules.scale),
+            "softcap": float(masking.softcap or 0.0),
+            "window": masking.window or 0,
+            "chunk": masking.chunk or 0,
             "num_tokens": q.shape[0],
             "num_requests": queries.num_requests,
             "table_width": table.shape[1] if is_paged else 0,
@@ -229,10 +220,10 @@ def attend_launch(
             "SHARES_VALUE": shares_value,
             "RANGES": keys.ranges.number,
             "HAS_CHOICE": keys.choice is not None,
-            "CAUSAL": mask.causal,
-            "HAS_WINDOW": mask.window is not None,
-            "HAS_CHUNK": mask.chunk is not None,
-            "HAS_SOFTCAP": mask.softcap is not None,
+            "CAUSAL": masking.causal,
+            "HAS_WINDOW": masking.window is not None,
+            "HAS_CHUNK": masking.chunk is not None,
+            "HAS_SOFTCAP": masking.softcap is not None,
             "HAS_LSE": lse is not None,
             "HAS_SINK": results.sink is not None,
             "BLOCK_M": tile.block_m,
@@ -256,9 +247,7 @@ def attend_pages(
     q: torch.Tensor,
     cache: KVCache,
     batch: PagedBatch,
-    mask: Mask,
-    softmax_scale: float,
-    need_lse: bool,
+    rules: Rules,
     out: torch.Tensor | None,
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -266,7 +255,7 @@ def attend_pages(
     check_query(q, cache)
     ranges = key_ranges(batch, q.shape[0])
     if ranges.number:
-        mask = Mask(causal=False, softcap=mask.softcap)
+        rules = replace(rules, masking=Masking(causal=False, softcap=rules.masking.softcap))
     batch = dense_batch(batch)
     stored = store_of(cache)
     value_rows = stored.rows if cache.layout.name in LATENTS else stored.rows[:, cache.layout.widths[0] :]
@@ -276,7 +265,7 @@ def attend_pages(
     )
     refuse_shared(out, q=q)
     sink = read_sink(sink, q.shape[1], out)
-    return _attend(machine, run, queries, keys, mask, softmax_scale, need_lse, out, sink)
+    return _attend(machine, run, queries, keys, rules, out, sink)
 
 
 def attend_varlen(
@@ -285,34 +274,24 @@ def attend_varlen(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    q_start_loc: torch.Tensor,
-    k_start_loc: torch.Tensor,
-    max_query_len: int,
-    max_seq_len: int,
-    mask: Mask,
-    softmax_scale: float,
-    need_lse: bool,
+    batch: VarlenBatch,
+    rules: Rules,
     out: torch.Tensor | None,
-    selected: torch.Tensor | None = None,
-    first_key: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """out [tokens, heads, value] and lse of every query over its request's keys, the last query aligned with the last key.
-
-    selected, first_key: as Backend.varlen_attention has them.
-    """
+    """out [tokens, heads, value] and lse of every query over its request's keys, the last query aligned with the last key."""
     check_keys(q, k, v)
-    q_start_loc, k_start_loc = dense_numbers("q_start_loc", q_start_loc), dense_numbers("k_start_loc", k_start_loc)
+    starts = dense_numbers("q_start_loc", batch.q_start_loc), dense_numbers("k_start_loc", batch.k_start_loc)
+    q_start_loc, k_start_loc = starts
     if q_start_loc.shape != k_start_loc.shape or not q_start_loc.shape[0]:
         raise BatchError(
             f"q_start_loc has {q_start_loc.shape[0]} entries and k_start_loc {k_start_loc.shape[0]}; "
             "both need one more than there are requests"
         )
-    starts, longest = (q_start_loc, k_start_loc), (max_query_len, max_seq_len)
     refuse_shared(out, q=q, k=k, v=v)
-    choice = mark_choice(run, selected, first_key, starts, q.shape[0], longest)
-    keys = listed_keys(dense_rows(k), dense_rows(v), k_start_loc, max_seq_len, choice)
-    queries = Queries(q=dense_rows(q), start_loc=q_start_loc, num_requests=q_start_loc.shape[0] - 1, max_len=max_query_len)
-    return _attend(machine, run, queries, keys, mask, softmax_scale, need_lse, out)
+    choice = mark_choice(run, replace(batch, q_start_loc=q_start_loc, k_start_loc=k_start_loc), q.shape[0])
+    keys = listed_keys(dense_rows(k), dense_rows(v), k_start_loc, batch.max_seq_len, choice)
+    queries = Queries(q=dense_rows(q), start_loc=q_start_loc, num_requests=q_start_loc.shape[0] - 1, max_len=batch.max_query_len)
+    return _attend(machine, run, queries, keys, rules, out)
 
 
 def _attend(
@@ -320,29 +299,27 @@ def _attend(
     run: Callable[[Launch], None],
     queries: Queries,
     keys: Keys,
-    mask: Mask,
-    softmax_scale: float,
-    need_lse: bool,
+    rules: Rules,
     out: torch.Tensor | None,
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     import torch
 
     q = queries.q
-    out, lse = prepare_results(q, keys.value, need_lse, out)
+    out, lse = prepare_results(q, keys.value, rules.need_lse, out)
     if not out.numel():
         return out, lse
     tile = require_tile(machine, keys.call, keys.widths, plain_name(q), count_rows(queries, keys))
-    parts = plan_parts(machine, tile, queries, keys, mask)
+    parts = plan_parts(machine, tile, queries, keys, rules.masking)
     if parts == 1:
         results = Results(out=out[None], lse=None if lse is None else lse[None], sink=sink)
-        for repairs in attend_passes(tile, queries, keys, mask):
-            run(attend_launch(tile, queries, keys, mask, softmax_scale, results, repairs))
+        for repairs in attend_passes(tile, queries, keys, rules.masking):
+            run(attend_launch(tile, queries, keys, rules, results, repairs))
         return out, lse
     partial = q.new_empty((parts, *out.shape), dtype=torch.float32)
     partial_lse = q.new_empty((parts, *out.shape[:2]), dtype=torch.float32)
-    for repairs in attend_passes(tile, queries, keys, mask):
-        run(attend_launch(tile, queries, keys, mask, softmax_scale, Results(out=partial, lse=partial_lse), repairs))
+    for repairs in attend_passes(tile, queries, keys, rules.masking):
+        run(attend_launch(tile, queries, keys, rules, Results(out=partial, lse=partial_lse), repairs))
     run(join_launch(partial, partial_lse, out, lse, sink))
     return out, lse
 
@@ -354,10 +331,10 @@ def count_rows(queries: Queries, keys: Keys) -> int:
     return rows if keys.choice is None else min(rows, _MOST_CHOOSING_ROWS)
 
 
-def attend_passes(tile: Tile, queries: Queries, keys: Keys, mask: Mask) -> tuple[bool, ...]:
+def attend_passes(tile: Tile, queries: Queries, keys: Keys, masking: Masking) -> tuple[bool, ...]:
     """Whether a pass repairs, pass by pass: there is nothing to repair where all of a tile's rows see the same keys."""
     tokens = min(queries.max_len, _tokens_of_tile(tile, queries.q.shape[1] // keys.kv_heads))
-    is_masked = keys.ranges.number or mask.causal or mask.window is not None or mask.chunk is not None
+    is_masked = keys.ranges.number or masking != Masking(causal=False, softcap=masking.softcap)
     sees_alike = tokens <= 1 or not (is_masked or keys.choice is not None)
     return (False,) if sees_alike else (False, True)
 

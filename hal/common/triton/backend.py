@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hal.common.contract.backend import Backend
 from hal.common.contract.capabilities import SINK_CALLS, Capabilities
+from hal.common.contract.masking import CAUSAL
 
 from .launch import Launcher
 from .stored import LATENTS
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     import torch
 
     from hal.common.contract.buffer import Buffer
-    from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+    from hal.common.contract.call_values import CompressedBatch, IndexerChunk, KVCache, PagedBatch, Segment, VarlenBatch
     from hal.common.contract.compressor import Compressor
     from hal.common.contract.device import Device
     from hal.common.contract.limits import Limits
+    from hal.common.contract.masking import Masking
     from hal.common.contract.parallel import Parallel
     from hal.common.contract.reason import Reason
     from hal.common.contract.request import Request
@@ -123,59 +125,32 @@ class TritonBackend(Backend):
         batch: PagedBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from .attend import Mask, attend_pages
+        from .attend import Rules, attend_pages
 
-        mask = Mask(causal=causal, window=window, chunk=chunk, softcap=softcap)
-        return attend_pages(self.machine, self.launcher.run, q, cache, batch, mask, softmax_scale, need_lse, out, sink)
+        rules = Rules(masking=masking, scale=softmax_scale, need_lse=need_lse)
+        return attend_pages(self.machine, self.launcher.run, q, cache, batch, rules, out, sink)
 
     def varlen_attention(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        q_start_loc: torch.Tensor,
-        k_start_loc: torch.Tensor,
-        max_query_len: int,
-        max_seq_len: int,
+        batch: VarlenBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
-        selected: torch.Tensor | None = None,
-        first_key: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from .attend import Mask, attend_varlen
+        from .attend import Rules, attend_varlen
 
-        mask = Mask(causal=causal, window=window, softcap=softcap)
-        lens = (max_query_len, max_seq_len)
-        run = self.launcher.run
-        return attend_varlen(
-            self.machine,
-            run,
-            q,
-            k,
-            v,
-            q_start_loc,
-            k_start_loc,
-            *lens,
-            mask,
-            softmax_scale,
-            need_lse,
-            out,
-            selected,
-            first_key,
-        )
+        rules = Rules(masking=masking, scale=softmax_scale, need_lse=need_lse)
+        return attend_varlen(self.machine, self.launcher.run, q, k, v, batch, rules, out)
 
     def index_scores(
         self,
@@ -257,16 +232,10 @@ class TritonBackend(Backend):
         compressor: Compressor,
         states: KVCache,
         entries: KVCache,
-        state_slots: torch.Tensor,
-        entry_slots: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        req_id: torch.Tensor,
-        positions: torch.Tensor,
-        block_table: torch.Tensor,
+        batch: CompressedBatch,
         *,
         ratio: int,
     ) -> None:
         from .compress import compress_states
 
-        where = (state_slots, entry_slots, query_start_loc, req_id, positions, block_table)
-        compress_states(self.launcher.run, compressor, states, entries, *where, ratio)
+        compress_states(self.launcher.run, compressor, states, entries, batch, ratio)

@@ -13,6 +13,8 @@ from .launch import Launch
 if TYPE_CHECKING:
     import torch
 
+    from hal.common.contract.call_values import VarlenBatch
+
 _MAX_COLUMNS = 1024
 BITS = 32
 """Keys in one element of a choice."""
@@ -33,33 +35,25 @@ def mark_launch(selected: Any, q_start_loc: Any, k_start_loc: Any, first_key: An
     )
 
 
-def mark_choice(
-    run: Callable[[Launch], None],
-    selected: torch.Tensor | None,
-    first_key: torch.Tensor | None,
-    starts: tuple[torch.Tensor, torch.Tensor],
-    tokens: int,
-    longest: tuple[int, int],
-) -> torch.Tensor | None:
-    """The bits int32 [tokens, words] of a call's choice, None where it has none.
+def mark_choice(run: Callable[[Launch], None], batch: VarlenBatch, tokens: int) -> torch.Tensor | None:
+    """The bits int32 [tokens, words] of a call's choice, None where it has none; the batch's starts are dense.
 
-    starts: the call's q_start_loc and k_start_loc; longest: its longest query and request. BatchError where tokens or requests
-    are not as many.
+    BatchError where tokens or requests are not as many.
     """
-    requests = starts[0].shape[0] - 1
+    requests, first_key = batch.q_start_loc.shape[0] - 1, batch.first_key
     if first_key is not None:
         first_key = dense_numbers("first_key", first_key)
         if first_key.shape[0] != requests:
             raise BatchError(f"first_key is of {first_key.shape[0]} requests; the call has {requests}")
-    if selected is None:
+    if batch.selected is None:
         return None
     import torch
 
-    first_key = starts[0].new_zeros(requests) if first_key is None else first_key
-    selected = dense_numbers("selected", selected, 2)
+    first_key = batch.q_start_loc.new_zeros(requests) if first_key is None else first_key
+    selected = dense_numbers("selected", batch.selected, 2)
     if selected.shape[0] != tokens:
         raise BatchError(f"selected is of {selected.shape[0]} tokens; the call has {tokens}")
-    bits = torch.zeros(tokens, max(1, -(-longest[1] // BITS)), dtype=torch.int32, device=selected.device)
+    bits = torch.zeros(tokens, max(1, -(-batch.max_seq_len // BITS)), dtype=torch.int32, device=selected.device)
     if selected.shape[1]:
-        run(mark_launch(selected, *starts, first_key, bits, longest[0]))
+        run(mark_launch(selected, batch.q_start_loc, batch.k_start_loc, first_key, bits, batch.max_query_len))
     return bits

@@ -17,7 +17,7 @@ from .stored import Stored, store_of
 if TYPE_CHECKING:
     import torch
 
-    from hal.common.contract.call_values import KVCache
+    from hal.common.contract.call_values import CompressedBatch, KVCache
     from hal.common.contract.compressor import Compressor
 
 
@@ -97,19 +97,15 @@ def compress_states(
     compressor: Compressor,
     states: KVCache,
     entries: KVCache,
-    state_slots: torch.Tensor,
-    entry_slots: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    req_id: torch.Tensor,
-    positions: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: CompressedBatch,
     ratio: int,
 ) -> None:
     """Write an entry for every token that has a slot for one, and the states that have a slot."""
     import torch
 
-    check_states(compressor, states, entries, ratio, (state_slots, entry_slots, req_id, positions))
-    for slots in (state_slots, entry_slots):
+    check_states(compressor, states, entries, batch, ratio)
+    positions = batch.positions
+    for slots in (batch.state_slots, batch.entry_slots):
         check_slots(slots)
     if not positions.shape[0]:
         return
@@ -127,16 +123,16 @@ def compress_states(
         sin=_dense(compressor.sin),
     )
     places = Places(
-        entry_slots=entry_slots.contiguous(),
-        query_start_loc=dense_numbers("query_start_loc", query_start_loc),
-        req_id=dense_numbers("req_id", req_id),
+        entry_slots=batch.entry_slots.contiguous(),
+        query_start_loc=dense_numbers("query_start_loc", batch.query_start_loc),
+        req_id=dense_numbers("req_id", batch.req_id),
         positions=positions.long().contiguous(),
-        block_table=dense_numbers("block_table", block_table, 2),
+        block_table=dense_numbers("block_table", batch.block_table, 2),
     )
     mixed = score.new_empty((positions.shape[0], mixture.width), dtype=torch.float32)
     run(mix_launch(mixture, places, mixed))
     # States last: a new one may lie where an earlier one was read.
-    run(write_launch(mixture.states, [mixture.kv, score], state_slots.contiguous()))
+    run(write_launch(mixture.states, [mixture.kv, score], batch.state_slots.contiguous()))
     parts = mixed.split(entries.layout.widths, dim=1)
     run(write_launch(store_of(entries), filled(entries.layout, parts), places.entry_slots))
 

@@ -9,12 +9,13 @@ from itertools import product
 from hal.common.contract.call_values import IndexerChunk
 from hal.common.contract.exchanges import divisors
 from hal.common.contract.layouts import state_layout
+from hal.common.contract.masking import Masking, masking_of
 from hal.common.contract.reason import Reason
 from hal.common.contract.request import Request
 from hal.config import LayerShape
 from hal.config.dtypes import item_size
 
-from .attend import Keys, Mask, Queries, Results, attend_launch, attend_passes, count_rows, listed_keys, paged_keys
+from .attend import Keys, Queries, Results, Rules, attend_launch, attend_passes, count_rows, listed_keys, paged_keys
 from .cache import read_launch, write_launch
 from .choice import mark_launch
 from .compress import Mixture, Places, mix_launch
@@ -167,17 +168,18 @@ def _paged_launches(machine: Machine, request: Request, stored: Stored) -> Itera
     # Values begin within a row, at an address that is a multiple of 16 where the keys' bytes are.
     ahead = 0 if layer.mla else stored.layout.widths[0] * item_size(stored.layout.dtype)
     values = replace(stored.rows, address=ahead)
-    mask = Mask(causal=layer.causal, window=layer.window, chunk=layer.chunk, softcap=layer.softcap)
+    masking = masking_of(layer)
     ranges, width = NO_RANGES, sum(stored.layout.widths) if layer.mla else layer.head_dim
     if request.parallel.dcp > 1:
         # A rank's share of the keys comes query by query.
-        mask, ranges = Mask(causal=False, softcap=layer.softcap), _ranges(2)
+        masking, ranges = Masking(causal=False, softcap=layer.softcap), _ranges(2)
     for max_len, heads in product(_QUERY_LENS, _query_heads(request)):
         batch = _batch(max_len)
         keys = paged_keys(stored, values, batch, ranges)
         for q in _query_views(dtype, heads, width):
             queries = Queries(q=q, start_loc=batch.query_start_loc, num_requests=_REQUESTS, max_len=max_len)
-            yield from _attend_launches(machine, queries, keys, mask, layer.softmax_scale, _has_inner_sink(request))
+            rules = Rules(masking=masking, scale=layer.softmax_scale)
+            yield from _attend_launches(machine, queries, keys, rules, _has_inner_sink(request))
 
 
 def _query_views(dtype: str, heads: int, width: int) -> Iterator[StandIn]:
@@ -229,20 +231,19 @@ def _varlen_launches(machine: Machine, request: Request) -> Iterator[Launch]:
         k, v = (head_major(dtype, count, heads, width) for width in widths)
         queries = Queries(q=q, start_loc=start_loc, num_requests=_REQUESTS, max_len=max_len)
         keys = listed_keys(k, v, start_loc, count, choice)
-        yield from _attend_launches(machine, queries, keys, Mask(causal=causal), layer.softmax_scale)
+        rules = Rules(masking=Masking(causal=causal), scale=layer.softmax_scale)
+        yield from _attend_launches(machine, queries, keys, rules)
 
 
-def _attend_launches(
-    machine: Machine, queries: Queries, keys: Keys, mask: Mask, scale: float, has_sink: bool = False
-) -> Iterator[Launch]:
+def _attend_launches(machine: Machine, queries: Queries, keys: Keys, rules: Rules, has_sink: bool = False) -> Iterator[Launch]:
     tokens, heads, _ = queries.q.shape
     dtype = queries.q.dtype
     tile = choose_tile(machine, keys.call, keys.widths, dtype, count_rows(queries, keys))
     if isinstance(tile, Reason):
         return
-    passes = attend_passes(tile, queries, keys, mask)
+    passes = attend_passes(tile, queries, keys, rules.masking)
     for results, repairs in product(_results(dtype, tokens, heads, keys.value, has_sink), passes):
-        yield attend_launch(tile, queries, keys, mask, scale, results, repairs)
+        yield attend_launch(tile, queries, keys, rules, results, repairs)
 
 
 def _sparse_launches(machine: Machine, request: Request, stored: Stored) -> Iterator[Launch]:

@@ -4,10 +4,12 @@ from .adapter import VendorBackend
 from .call import VendorCall
 from .declared import narrow
 from .facts import KernelFacts, read_kernels
+from .inputs import AttentionInputs
 from .presence import VendorLibrary, find_libraries
 from .resolve import Resolver
 
 __all__ = [
+    "AttentionInputs",
     "KernelFacts",
     "Resolver",
     "VendorBackend",

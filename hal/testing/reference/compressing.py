@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.contract.call_values import KVCache
+from hal.common.contract.call_values import CompressedBatch, KVCache
 from hal.common.contract.compressor import Compressor
 
 from .caches import read_parts, write_rows
@@ -14,17 +14,13 @@ def compress_states(
     compressor: Compressor,
     states: KVCache,
     entries: KVCache,
-    state_slots: torch.Tensor,
-    entry_slots: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    req_id: torch.Tensor,
-    positions: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: CompressedBatch,
     *,
     ratio: int,
 ) -> None:
     """An entry for each token with a slot for one, and the states that have a slot."""
     width, wide = entries.layout.widths[0], states.layout.widths[0]
+    positions, entry_slots = batch.positions, batch.entry_slots
     compressor.check("compressor", len(positions), ratio, wide // width, width, None, states.storage.device)
     scores = compressor.score.double() + compressor.position_bias.double()[positions % ratio]
     own = compressor.kv.double(), scores
@@ -32,9 +28,9 @@ def compress_states(
     for token, slot in enumerate(entry_slots.tolist()):
         if slot < 0:
             continue
-        request, position = int(req_id[token]), int(positions[token])
-        first = position - (token - int(query_start_loc[request]))
-        pages, page = block_table[request].tolist(), entries.block_size * ratio
+        request, position = int(batch.req_id[token]), int(positions[token])
+        first = position - (token - int(batch.query_start_loc[request]))
+        pages, page = batch.block_table[request].tolist(), entries.block_size * ratio
         history = []
         for source in range(max(0, position + 1 - wide // width * ratio), position + 1):
             if source >= first:
@@ -47,7 +43,7 @@ def compress_states(
         if compressor.cos is not None and compressor.sin is not None:
             entry = _rotate(entry, compressor.cos[token].double(), compressor.sin[token].double())
         made.append((token, entry))
-    write_rows(states, state_slots, own)
+    write_rows(states, batch.state_slots, own)
     for token, entry in made:
         write_rows(entries, entry_slots[token : token + 1], [part[None] for part in entry.split(entries.layout.widths)])
 

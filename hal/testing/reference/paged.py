@@ -8,6 +8,7 @@ import torch
 
 from hal.common.contract.call_values import KVCache, PagedBatch
 from hal.common.contract.errors import BatchError
+from hal.common.contract.masking import CAUSAL, Masking
 
 from .caches import read_request
 from .softmax import attend_keys, empty_result, visible_keys
@@ -21,10 +22,7 @@ def paged_attention(
     batch: PagedBatch,
     *,
     softmax_scale: float,
-    window: int | None = None,
-    chunk: int | None = None,
-    softcap: float | None = None,
-    causal: bool = True,
+    masking: Masking = CAUSAL,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out [tokens, heads, v_head_dim] and lse [tokens, heads]; a request's last query sits at its last position.
 
@@ -40,11 +38,13 @@ def paged_attention(
         first, stop = starts[request], starts[request + 1]
         for token in range(first, stop):
             position = seq_len - (stop - token)
-            seen = visible_keys(position, seq_len, causal=causal, window=window, chunk=chunk)
+            seen = visible_keys(position, seq_len, masking)
             if batch.key_stops is not None:
                 start = 0 if batch.key_starts is None else int(batch.key_starts[token])
                 seen = list(range(start, int(batch.key_stops[token])))
-            out[token], lse[token] = attend_keys(q[token], keys[seen], values[seen], softmax_scale=softmax_scale, softcap=softcap)
+            out[token], lse[token] = attend_keys(
+                q[token], keys[seen], values[seen], softmax_scale=softmax_scale, softcap=masking.softcap
+            )
     return out, lse
 
 

@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from hal.common.contract.masking import CAUSAL, Masking
+
 
 def attend_keys(
     q: torch.Tensor,
@@ -33,14 +35,13 @@ def attend_keys(
     return torch.einsum("hn,nhd->hd", weights, values), lse
 
 
-def visible_keys(
-    position: int, num_keys: int, *, causal: bool = True, window: int | None = None, chunk: int | None = None
-) -> list[int]:
+def visible_keys(position: int, num_keys: int, masking: Masking = CAUSAL) -> list[int]:
     """The keys that a query at a position sees: less than window away, within its own chunk."""
+    window, chunk = masking.window, masking.chunk
     return [
         key
         for key in range(num_keys)
-        if (not causal or key <= position)
+        if (not masking.causal or key <= position)
         and (window is None or abs(position - key) < window)
         and (chunk is None or key // chunk == position // chunk)
     ]

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from hal.common.contract.backend import Backend
-from hal.common.contract.call_values import KVCache
+from hal.common.contract.call_values import CompressedBatch, KVCache
 from hal.common.contract.capabilities import Capabilities
 from hal.common.contract.compressor import Compressor
 from hal.common.contract.errors import LayoutError
@@ -30,7 +30,7 @@ from hal.testing.storage import (
     table_tensor,
 )
 
-from .placement import place_of, spread_rows
+from .placement import move_tensors, place_of, spread_rows
 
 WIDTH = 16
 ROPE = 6
@@ -115,12 +115,12 @@ def _specs(sizes: Sizes) -> Iterator[CompressCase]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressStep:
-    """A case's call: what it is given, and each request's pages. where: slots to block table, in the call's order."""
+    """A case's call: what it is given, and each request's pages."""
 
     compressor: Compressor
     states: KVCache
     entries: KVCache
-    where: tuple[torch.Tensor, ...]
+    batch: CompressedBatch
     tables: list[list[int]]
 
 
@@ -136,15 +136,15 @@ def make_step(case: CompressCase, generator: torch.Generator) -> CompressStep:
         _free_pages(case, tables, contexts)
     padding = [(0, 0)] * case.batch.padded_tokens
     requests, positions = zip(*case.batch.positions, *padding, strict=True) if case.batch.num_tokens else ((), ())
-    where = (
-        slots,
-        entry_slots,
-        case.batch.query_start_loc,
-        torch.tensor(requests, dtype=torch.int32),
-        torch.tensor(positions, dtype=torch.int64),
-        table_tensor(tables),
+    batch = CompressedBatch(
+        state_slots=slots,
+        entry_slots=entry_slots,
+        query_start_loc=case.batch.query_start_loc,
+        req_id=torch.tensor(requests, dtype=torch.int32),
+        positions=torch.tensor(positions, dtype=torch.int64),
+        block_table=table_tensor(tables),
     )
-    return CompressStep(compressor=make_compressor(case, generator), states=states, entries=entries, where=where, tables=tables)
+    return CompressStep(compressor=make_compressor(case, generator), states=states, entries=entries, batch=batch, tables=tables)
 
 
 def compress_on(backend: Backend, case: CompressCase, step: CompressStep) -> tuple[KVCache, KVCache]:
@@ -152,8 +152,7 @@ def compress_on(backend: Backend, case: CompressCase, step: CompressStep) -> tup
     device = place_of(backend)
     states, entries = copy_cache(step.states, device), copy_cache(step.entries, device)
     moved = _move(step.compressor, device, case.spreads_rows)
-    slots, entry_slots, start, request, position, table = (tensor.to(device) for tensor in step.where)
-    backend.compress_states(moved, states, entries, slots, entry_slots, start, request, position, table, ratio=case.ratio)
+    backend.compress_states(moved, states, entries, move_tensors(step.batch, device), ratio=case.ratio)
     return states, entries
 
 
@@ -161,7 +160,7 @@ def check_compress(case: CompressCase, backend: Backend) -> None:
     """Raise ConformanceError unless states and entries are those of the definition, and no other row of either cache changed."""
     step = make_step(case, make_generator(case.id))
     states, entries = compress_on(backend, case, step)
-    reference.compress_states(step.compressor, step.states, step.entries, *step.where, ratio=case.ratio)
+    reference.compress_states(step.compressor, step.states, step.entries, step.batch, ratio=case.ratio)
     _expect_rows(states, step.states, "float32", "states")
     _expect_rows(entries, step.entries, case.dtype, "entries")
 
@@ -180,13 +179,19 @@ def check_refusal(dtype: str, field: str, backend: Backend) -> None:
     before = states.rows.clone(), entries.rows.clone()
     tokens = DECODE.num_tokens
     slots = torch.arange(3, 3 + tokens, device=where)
-    zeros = torch.zeros(tokens, dtype=torch.int32, device=where)
-    table, start = torch.zeros(1, 1, dtype=torch.int32, device=where), DECODE.query_start_loc.to(where)
+    batch = CompressedBatch(
+        state_slots=slots,
+        entry_slots=slots // 4,
+        query_start_loc=DECODE.query_start_loc.to(where),
+        req_id=torch.zeros(tokens, dtype=torch.int32, device=where),
+        positions=slots,
+        block_table=torch.zeros(1, 1, dtype=torch.int32, device=where),
+    )
     given = _move(wrong, where, spreads_rows=False)
     expect_error(
         (LayoutError,),
         f"another {field}",
-        lambda: backend.compress_states(given, states, entries, slots, slots // 4, start, zeros, slots, table, ratio=case.ratio),
+        lambda: backend.compress_states(given, states, entries, batch, ratio=case.ratio),
     )
     expect_identical(states.rows, before[0], "states after a refused call")
     expect_identical(entries.rows, before[1], "entries after a refused call")

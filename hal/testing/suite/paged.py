@@ -12,6 +12,7 @@ from hal.common.contract.backend import Backend
 from hal.common.contract.call_values import KVCache, PagedBatch
 from hal.common.contract.capabilities import Capabilities
 from hal.common.contract.layouts import Layout
+from hal.common.contract.masking import CAUSAL, Masking
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import DECODE, MIXED, MORE_QUERIES_THAN_KEYS, BatchCase, batches
@@ -53,10 +54,7 @@ class PagedCase:
     note: str = ""
     storage: StorageCase = TIGHT
     softmax_scale: float = 0.3
-    window: int | None = None
-    chunk: int | None = None
-    softcap: float | None = None
-    causal: bool = True
+    masking: Masking = CAUSAL
     need_lse: bool = True
     gives_out: bool = True
     spreads_rows: bool = False
@@ -142,19 +140,19 @@ def _vary_options(usual: PagedCase, capabilities: Capabilities) -> Iterator[Page
     plain = [usual, replace(usual, batch=DECODE)]
     for case in plain:
         if capabilities.window:
-            yield from (replace(case, window=window, note=f"window{window}") for window in (1, 4, 16, 1000))
-            yield replace(case, window=5, frees_pages=True, note="window5_freed_pages")
+            yield from (replace(case, masking=Masking(window=window), note=f"window{window}") for window in (1, 4, 16, 1000))
+            yield replace(case, masking=Masking(window=5), frees_pages=True, note="window5_freed_pages")
         if capabilities.chunk:
-            yield from (replace(case, chunk=chunk, note=f"chunk{chunk}") for chunk in (1, 6, 16, 1000))
-            yield replace(case, chunk=6, frees_pages=True, note="chunk6_freed_pages")
+            yield from (replace(case, masking=Masking(chunk=chunk), note=f"chunk{chunk}") for chunk in (1, 6, 16, 1000))
+            yield replace(case, masking=Masking(chunk=6), frees_pages=True, note="chunk6_freed_pages")
         if capabilities.softcap:
-            yield replace(case, softcap=1.5, softmax_scale=1.0, note="softcap1.5")
+            yield replace(case, masking=Masking(softcap=1.5), softmax_scale=1.0, note="softcap1.5")
         if capabilities.softcap and capabilities.window:
-            yield replace(case, softcap=1.5, window=4, note="softcap1.5_window4")
+            yield replace(case, masking=Masking(softcap=1.5, window=4), note="softcap1.5_window4")
         if capabilities.non_causal:
-            yield replace(case, causal=False, note="non_causal")
+            yield replace(case, masking=Masking(causal=False), note="non_causal")
     if capabilities.chunk and capabilities.non_causal:
-        yield replace(usual, batch=MORE_QUERIES_THAN_KEYS, chunk=6, causal=False, note="chunk6_non_causal")
+        yield replace(usual, batch=MORE_QUERIES_THAN_KEYS, masking=Masking(chunk=6, causal=False), note="chunk6_non_causal")
 
 
 def check_paged(case: PagedCase, backend: Backend) -> None:
@@ -172,10 +170,7 @@ def check_paged(case: PagedCase, backend: Backend) -> None:
         cache,
         paged_batch(case.batch, table),
         softmax_scale=case.softmax_scale,
-        window=case.window,
-        chunk=case.chunk,
-        softcap=case.softcap,
-        causal=case.causal,
+        masking=case.masking,
     )
     out = poisoned(tokens, case.heads, expected[0].shape[2], dtype=dtype, device=where) if case.gives_out else None
     given_q = spread_rows(q.to(where)) if case.spreads_rows else q.to(where)
@@ -205,10 +200,7 @@ def _call(
         cache,
         batch,
         softmax_scale=case.softmax_scale,
-        window=case.window,
-        chunk=case.chunk,
-        softcap=case.softcap,
-        causal=case.causal,
+        masking=case.masking,
         need_lse=case.need_lse,
         out=out,
         **given_sink(sink),
@@ -219,7 +211,8 @@ def _free_pages(case: PagedCase, cache: KVCache, table: torch.Tensor) -> None:
     """Take the pages behind every query's reach from the table and poison them, as a window's page group does."""
     for request, (query_len, seq_len) in enumerate(zip(case.batch.query_lens, case.batch.seq_lens, strict=True)):
         position = seq_len - query_len
-        first = max(0, position - case.window + 1) if case.window else position // (case.chunk or 1) * (case.chunk or 1)
+        window, chunk = case.masking.window, case.masking.chunk or 1
+        first = max(0, position - window + 1) if window else position // chunk * chunk
         for column in range(first // case.block_size):
             page = cache.storage[int(table[request, column])]
             page.copy_(poisoned_elements(page.numel(), page.dtype).view(page.shape))

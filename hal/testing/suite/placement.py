@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import torch
 
 from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import CompressedBatch, PagedBatch, VarlenBatch
 from hal.common.contract.errors import BackendError
 from hal.testing.compare import expect_identical
+
+Batch = TypeVar("Batch", PagedBatch, VarlenBatch, CompressedBatch)
 
 
 def place_of(backend: Backend) -> str:
@@ -18,6 +23,13 @@ def place_of(backend: Backend) -> str:
     if where is None:
         raise BackendError(f"{backend.name} on {backend.device}: the device is not here and has no torch_device")
     return where
+
+
+def move_tensors(batch: Batch, where: str) -> Batch:
+    """A call's value with its tensors somewhere else."""
+    values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    moved: dict[str, Any] = {name: each.to(where) for name, each in values.items() if isinstance(each, torch.Tensor)}
+    return replace(batch, **moved)
 
 
 @contextmanager

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from hal.common.contract.backend import Backend
-from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import CompressedBatch, IndexerChunk, KVCache, PagedBatch, Segment, VarlenBatch
 from hal.common.contract.capabilities import Capabilities
 from hal.common.contract.compressor import Compressor
 from hal.common.contract.layouts import UNQUANTISED, Layout, index_layout, latent_layout, state_layout
@@ -30,7 +30,7 @@ STEP = BatchCase(id="step", query_lens=(2, 1), seq_lens=(9, 6))
 DECODES = BatchCase(id="decodes", query_lens=(1, 1), seq_lens=(21, 9))
 CLOSING = BatchCase(id="closing", query_lens=(2, 5), seq_lens=(9, 12))
 POOL, RATIO, ENTRY, ROPE = 4, 4, 16, 6
-_NO_SLOTS: Mapping[Path, int] = {("slots",): -1, ("state_slots",): -1, ("entry_slots",): -1}
+_NO_SLOTS: Mapping[Path, int] = dict.fromkeys((("slots",), ("batch", "state_slots"), ("batch", "entry_slots")), -1)
 _FEW_ROWS: Mapping[Path, int] = {("segments", number, "valid"): 3 for number in range(2)}
 _FEW_KEYS: Mapping[Path, int] = {("batch", "key_stops"): 7}
 
@@ -169,20 +169,21 @@ def _varlen(sizes: Sizes, selects: bool, need_lse: bool, backend: Backend) -> di
     (heads, kv_heads), (width, value) = sizes.heads[0], sizes.widths[-1]
     keys = sum(STEP.seq_lens)
     shapes = {"q": (STEP.num_tokens, heads, width), "k": (keys, kv_heads, width), "v": (keys, kv_heads, value)}
-    arguments: dict[str, Any] = {
-        name: random_tensor(generator, *shape, dtype=sizes.dtype).to(where) for name, shape in shapes.items()
-    }
+    arguments = {name: random_tensor(generator, *shape, dtype=sizes.dtype).to(where) for name, shape in shapes.items()}
+    batch = VarlenBatch(
+        q_start_loc=STEP.query_start_loc.to(where),
+        k_start_loc=start_loc(STEP.seq_lens).to(where),
+        max_query_len=STEP.max_query_len,
+        # Starts that repeat themselves may make one request of all keys.
+        max_seq_len=keys,
+    )
     if selects:
         selected = torch.stack([torch.randperm(40, generator=generator)[:12] for _ in range(STEP.num_tokens)])
-        arguments["selected"] = selected.to(torch.int32).to(where)
-        arguments["first_key"] = torch.tensor([17, 2], dtype=torch.int32, device=where)
+        first_key = torch.tensor([17, 2], dtype=torch.int32, device=where)
+        batch = replace(batch, selected=selected.to(torch.int32).to(where), first_key=first_key)
     return {
         **arguments,
-        "q_start_loc": STEP.query_start_loc.to(where),
-        "k_start_loc": start_loc(STEP.seq_lens).to(where),
-        "max_query_len": STEP.max_query_len,
-        # Starts that repeat themselves may make one request of all keys.
-        "max_seq_len": keys,
+        "batch": batch,
         "softmax_scale": 0.3,
         "need_lse": need_lse,
         "out": _nothing(STEP.num_tokens, heads, value, sizes, where),
@@ -318,11 +319,13 @@ def _compress(is_index: bool, dtype: str, backend: Backend) -> dict[str, Any]:
         "compressor": compressor,
         "states": copy_cache(states, where),
         "entries": copy_cache(entries, where),
-        "state_slots": torch.tensor(slots, device=where),
-        "entry_slots": torch.tensor(entry_slots, device=where),
-        "query_start_loc": CLOSING.query_start_loc.to(where),
-        "req_id": torch.tensor(requests, dtype=torch.int32, device=where),
-        "positions": torch.tensor(positions, dtype=torch.int64, device=where),
-        "block_table": table.to(where),
+        "batch": CompressedBatch(
+            state_slots=torch.tensor(slots, device=where),
+            entry_slots=torch.tensor(entry_slots, device=where),
+            query_start_loc=CLOSING.query_start_loc.to(where),
+            req_id=torch.tensor(requests, dtype=torch.int32, device=where),
+            positions=torch.tensor(positions, dtype=torch.int64, device=where),
+            block_table=table.to(where),
+        ),
         "ratio": RATIO,
     }

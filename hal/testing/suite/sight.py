@@ -10,6 +10,7 @@ import torch
 from hal.common.contract.backend import Backend
 from hal.common.contract.call_values import KVCache
 from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.masking import CAUSAL, Masking
 from hal.common.contract.records import write_records
 from hal.testing.cases import BatchCase
 from hal.testing.reference.softmax import visible_keys
@@ -36,9 +37,7 @@ class Sight:
     name: str
     batch: BatchCase = BATCH
     observes_first: bool = False
-    causal: bool = True
-    window: int | None = None
-    chunk: int | None = None
+    masking: Masking = CAUSAL
     ranges: bool = False
 
     def observed(self) -> list[int]:
@@ -56,7 +55,7 @@ class Sight:
         for token in self.observed():
             request, position = self.batch.positions[token]
             length = self.batch.seq_lens[request]
-            keys = visible_keys(position, length, causal=self.causal, window=self.window, chunk=self.chunk)
+            keys = visible_keys(position, length, self.masking)
             found[request].update(range(*range_of(position)) if self.ranges else keys)
         return found
 
@@ -68,9 +67,9 @@ UNUSED = Sight(name="unused_rows", batch=LONE)
 def sights(capabilities: Capabilities) -> Iterator[Sight]:
     """What a backend takes beyond causality; pages behind a window keep their place in the table and may be another's."""
     if capabilities.window:
-        yield Sight(name="behind_window", window=5)
+        yield Sight(name="behind_window", masking=Masking(window=5))
     if capabilities.chunk:
-        yield Sight(name="other_chunk", chunk=6)
+        yield Sight(name="other_chunk", masking=Masking(chunk=6))
     if capabilities.key_ranges:
         yield Sight(name="outside_range", ranges=True)
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from hal.common.contract.backend import Backend
-from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import KVCache, Segment, VarlenBatch
 from hal.common.contract.capabilities import Capabilities
 from hal.common.contract.layouts import Layout
 from hal.common.contract.parallel import Parallel
@@ -26,7 +26,7 @@ from hal.testing.storage import build_cache, copy_cache, make_generator, paged_b
 
 from . import unseen_states, unseen_writes
 from .layouts import LATENTS, declared_index_layouts, declared_layouts, heads_layout, keys_layout, on_device, rows_layout
-from .placement import place_of
+from .placement import move_tensors, place_of
 from .sight import BATCH, LATER, UNUSED, Check, Sight, range_of, rows_of, sights, spoil_rows, spoil_tensor
 from .sparse import random_topk, request_ids
 
@@ -48,7 +48,7 @@ def _checks(capabilities: Capabilities, sizes: Sizes) -> Iterator[tuple[str, str
         for sight in (UNUSED, *seen):
             words = describe(layout, sizes.dtype, sight.name)
             yield "paged_attention", words, partial(_check_paged, layout, sizes.dtype, sight, sizes)
-    for sight in (LATER, *(one for one in seen if one.chunk is None and not one.ranges)):
+    for sight in (LATER, *(one for one in seen if not one.ranges)):
         yield "varlen_attention", sight.name, partial(_check_varlen, sight, False, sizes)
     if capabilities.masked_varlen:
         yield "varlen_attention", "unselected_keys", partial(_check_varlen, LATER, True, sizes)
@@ -72,19 +72,15 @@ def _check_paged(layout: str, dtype: str, sight: Sight, sizes: Sizes, name: str,
     if sight.ranges:
         ends = torch.tensor([range_of(position) for _, position in sight.batch.positions], dtype=torch.int32)
         batch = replace(batch, key_starts=ends[:, 0].contiguous(), key_stops=ends[:, 1].contiguous())
-    expected = reference.paged_attention(
-        q, cache, batch, softmax_scale=0.3, causal=sight.causal, window=sight.window, chunk=sight.chunk
-    )
+    expected = reference.paged_attention(q, cache, batch, softmax_scale=0.3, masking=sight.masking)
 
     def call(given: KVCache) -> Result:
         return backend.paged_attention(
             q.to(where),
             copy_cache(given, where),
-            _move(batch, where),
+            move_tensors(batch, where),
             softmax_scale=0.3,
-            window=sight.window,
-            chunk=sight.chunk,
-            causal=sight.causal,
+            masking=sight.masking,
             need_lse=_gives_lse(backend),
         )
 
@@ -108,25 +104,24 @@ def _check_varlen(sight: Sight, selects: bool, sizes: Sizes, name: str, backend:
         if position % step == 0
     }
     rows = [row for row in range(k.shape[0]) if row not in seen]
-    places = (BATCH.query_start_loc, starts)
-    expected = reference.varlen_attention(
-        q, k, v, *places, softmax_scale=0.3, window=sight.window, causal=sight.causal, selected=selected
+    batch = VarlenBatch(
+        q_start_loc=BATCH.query_start_loc,
+        k_start_loc=starts,
+        max_query_len=BATCH.max_query_len,
+        max_seq_len=BATCH.max_seq_len,
+        selected=selected,
     )
+    expected = reference.varlen_attention(q, k, v, batch, softmax_scale=0.3, masking=sight.masking)
 
     def call(k: torch.Tensor, v: torch.Tensor) -> Result:
         return backend.varlen_attention(
             q.to(where),
             k.to(where),
             v.to(where),
-            places[0].to(where),
-            places[1].to(where),
-            BATCH.max_query_len,
-            BATCH.max_seq_len,
+            move_tensors(batch, where),
             softmax_scale=0.3,
-            window=sight.window,
-            causal=sight.causal,
+            masking=sight.masking,
             need_lse=_gives_lse(backend),
-            selected=None if selected is None else selected.to(where),
         )
 
     found = call(spoil_tensor(k, rows, generator), spoil_tensor(v, rows, generator))
@@ -173,7 +168,7 @@ def _check_scores(layout: str, sizes: Sizes, name: str, backend: Backend) -> Non
     expected = reference.index_scores(iq, weights, cache, batch)
 
     def call(given: KVCache) -> Result:
-        return backend.index_scores(iq.to(where), weights.to(where), copy_cache(given, where), _move(batch, where)), None
+        return backend.index_scores(iq.to(where), weights.to(where), copy_cache(given, where), move_tensors(batch, where)), None
 
     spoilt = spoil_rows(cache, rows_of(cache, table, LATER.seen()), generator)
     _compare(call(spoilt), (expected, expected), LATER.observed())
@@ -206,9 +201,3 @@ def _layout(name: str, dtype: str, sizes: Sizes) -> Layout:
 
 def _gives_lse(backend: Backend) -> bool:
     return backend.capabilities is not None and backend.capabilities.lse
-
-
-def _move(batch: PagedBatch, where: str) -> PagedBatch:
-    names = ("query_start_loc", "seq_lens", "block_table", "key_starts", "key_stops")
-    tensors = {name: getattr(batch, name) for name in names}
-    return replace(batch, **{name: tensor.to(where) for name, tensor in tensors.items() if tensor is not None})

@@ -41,15 +41,15 @@ def _check(case: CompressCase, observes_first: bool, name: str, backend: Backend
     observed = _closing(case, step, observes_first)
     spoilt = _spoil(case, step, observed, generator)
     _, entries = compress_on(backend, case, spoilt)
-    reference.compress_states(step.compressor, step.states, step.entries, *step.where, ratio=case.ratio)
-    page, offset = (step.where[1][observed] // entries.block_size, step.where[1][observed] % entries.block_size)
+    reference.compress_states(step.compressor, step.states, step.entries, step.batch, ratio=case.ratio)
+    page, offset = (step.batch.entry_slots[observed] // entries.block_size, step.batch.entry_slots[observed] % entries.block_size)
     found, wanted = (cache.storage.cpu()[page, offset] for cache in (entries, step.entries))
     expect_close(found, wanted, case.dtype, "entries that are made of no NaN and no infinity")
 
 
 def _closing(case: CompressCase, step: CompressStep, observes_first: bool) -> list[int]:
     """The step's tokens that close an entry; observes_first: each request's first of them."""
-    closing = [token for token, slot in enumerate(step.where[1].tolist()) if slot >= 0]
+    closing = [token for token, slot in enumerate(step.batch.entry_slots.tolist()) if slot >= 0]
     requests = [case.batch.positions[token][0] for token in closing]
     firsts = [token for number, token in enumerate(closing) if requests[number] not in requests[:number]]
     return firsts if observes_first else closing

@@ -9,13 +9,15 @@ from functools import partial
 import torch
 
 from hal.common.contract.backend import Backend
+from hal.common.contract.call_values import VarlenBatch
 from hal.common.contract.capabilities import Capabilities
+from hal.common.contract.masking import CAUSAL, Masking
 from hal.testing import reference
 from hal.testing.case import Case, Sizes, describe
 from hal.testing.cases import BATCHES, DECODE, MIXED, BatchCase, start_loc
 from hal.testing.storage import make_generator, poisoned, random_tensor, torch_dtype
 
-from .placement import place_of, spread_rows
+from .placement import move_tensors, place_of, spread_rows
 from .results import check_attention
 
 SPARE_KEYS = 3
@@ -35,9 +37,7 @@ class VarlenCase:
     widths: tuple[int, int]
     note: str = ""
     softmax_scale: float = 0.3
-    window: int | None = None
-    softcap: float | None = None
-    causal: bool = True
+    masking: Masking = CAUSAL
     need_lse: bool = True
     gives_out: bool = True
     spreads_rows: bool = False
@@ -82,16 +82,18 @@ def _specs(capabilities: Capabilities, sizes: Sizes) -> Iterator[VarlenCase]:
 
 def _vary_options(usual: VarlenCase, capabilities: Capabilities) -> Iterator[VarlenCase]:
     if capabilities.window:
-        yield from (replace(usual, window=window, note=f"window{window}") for window in (1, 4, 1000))
+        yield from (replace(usual, masking=Masking(window=window), note=f"window{window}") for window in (1, 4, 1000))
+    if capabilities.chunk:
+        yield from (replace(usual, masking=Masking(chunk=chunk), note=f"chunk{chunk}") for chunk in (1, 6))
     if capabilities.softcap:
-        yield replace(usual, softcap=1.5, softmax_scale=1.0, note="softcap1.5")
+        yield replace(usual, masking=Masking(softcap=1.5), softmax_scale=1.0, note="softcap1.5")
     if capabilities.non_causal:
-        yield replace(usual, causal=False, note="non_causal")
+        yield replace(usual, masking=Masking(causal=False), note="non_causal")
     if capabilities.masked_varlen:
         yield from (replace(usual, selects=count, note=f"selected{count}") for count in (0, 3, 64))
         yield replace(usual, selects=6, first_key=17, note="selected6_from17")
     if capabilities.masked_varlen and capabilities.non_causal:
-        yield replace(usual, selects=6, first_key=5, causal=False, note="selected6_from5_non_causal")
+        yield replace(usual, selects=6, first_key=5, masking=Masking(causal=False), note="selected6_from5_non_causal")
 
 
 def check_varlen(case: VarlenCase, backend: Backend) -> None:
@@ -103,55 +105,28 @@ def check_varlen(case: VarlenCase, backend: Backend) -> None:
     for keys in (k, v):
         keys[:num_keys] = random_tensor(generator, *keys[:num_keys].shape, dtype=case.dtype)
     ids, first_key = _choose_keys(case, generator)
-    starts = (case.batch.query_start_loc, start_loc(case.batch.seq_lens))
-    expected = reference.varlen_attention(
-        q,
-        k,
-        v,
-        *starts,
-        softmax_scale=case.softmax_scale,
-        window=case.window,
-        softcap=case.softcap,
-        causal=case.causal,
+    batch = VarlenBatch(
+        q_start_loc=case.batch.query_start_loc,
+        k_start_loc=start_loc(case.batch.seq_lens),
+        max_query_len=case.batch.max_query_len,
+        max_seq_len=case.batch.max_seq_len,
         selected=ids,
         first_key=first_key,
     )
+    expected = reference.varlen_attention(q, k, v, batch, softmax_scale=case.softmax_scale, masking=case.masking)
     out = poisoned(tokens, case.heads, case.widths[1], dtype=dtype, device=where) if case.gives_out else None
     rows = [tensor.to(where) for tensor in (q, k, v)]
     if case.spreads_rows:
         rows = [spread_rows(tensor) for tensor in rows]
-    locations = [start.to(where) for start in starts]
-    limits = {"selected": ids, "first_key": first_key}
-    given = {name: tensor.to(where) for name, tensor in limits.items() if tensor is not None}
-    check_attention(partial(_call, case, backend, rows, locations, given), expected, out, dtype, case.need_lse)
+    check_attention(partial(_call, case, backend, rows, move_tensors(batch, where)), expected, out, dtype, case.need_lse)
 
 
 def _call(
-    case: VarlenCase,
-    backend: Backend,
-    rows: list[torch.Tensor],
-    locations: list[torch.Tensor],
-    limits: dict[str, torch.Tensor],
-    out: torch.Tensor | None,
+    case: VarlenCase, backend: Backend, rows: list[torch.Tensor], batch: VarlenBatch, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     q, k, v = rows
-    q_start_loc, k_start_loc = locations
     return backend.varlen_attention(
-        q,
-        k,
-        v,
-        q_start_loc,
-        k_start_loc,
-        case.batch.max_query_len,
-        case.batch.max_seq_len,
-        softmax_scale=case.softmax_scale,
-        window=case.window,
-        softcap=case.softcap,
-        causal=case.causal,
-        need_lse=case.need_lse,
-        out=out,
-        selected=limits.get("selected"),
-        first_key=limits.get("first_key"),
+        q, k, v, batch, softmax_scale=case.softmax_scale, masking=case.masking, need_lse=case.need_lse, out=out
     )
 
 

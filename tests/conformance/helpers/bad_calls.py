@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from hal import BatchError, HalError, InputError, LayoutError, Parallel, kernels
-from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment, VarlenBatch
 from hal.common.contract.layouts import attention_layout, fp8_ds_mla_layout, index_layout, latent_layout
+from hal.common.contract.masking import Masking
 from hal.common.contract.records import allocate_pages
 
 CPU = kernels("cpu")
@@ -45,7 +46,9 @@ def varlen(q: Any = None, k: Any = None, q_starts: Any = None, k_starts: Any = N
     k = floats(4, 2, 8) if k is None else k
     q_starts, k_starts = ints(0, 3) if q_starts is None else q_starts, ints(0, 4) if k_starts is None else k_starts
     q = floats(3, 2, 8) if q is None else q
-    return CPU.varlen_attention(q, k, k, q_starts, k_starts, 3, 4, softmax_scale=1.0, **options)
+    lists = {name: options.pop(name) for name in ("selected", "first_key") if name in options}
+    batch = VarlenBatch(q_start_loc=q_starts, k_start_loc=k_starts, max_query_len=3, max_seq_len=4, **lists)
+    return CPU.varlen_attention(q, k, k, batch, softmax_scale=1.0, **options)
 
 
 def score(iq: Any = None, weights: Any = None, cache: KVCache = KEYS, **chunk: int) -> Any:
@@ -98,9 +101,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[HalError], str]] = {
     "paged_table_of_one_request": (lambda: attend(batch={"block_table": ints([0, 1])}), BatchError, "seq_lens 2, block_table 1"),
     "paged_flat_table": (lambda: attend(batch={"block_table": ints(0, 1)}), BatchError, r"block_table is int32 \[2\]"),
     "paged_lengths_of_fractions": (lambda: attend(batch={"seq_lens": floats(2)}), BatchError, "seq_lens is float32"),
-    "paged_window_of_nothing": (lambda: attend(window=0), InputError, "window is 0"),
-    "paged_chunk_of_nothing": (lambda: attend(chunk=0), InputError, "chunk is 0"),
-    "paged_softcap_of_nothing": (lambda: attend(softcap=0.0), InputError, "softcap is 0.0"),
+    "paged_window_of_nothing": (lambda: attend(masking=Masking(window=0)), InputError, "window is 0"),
+    "paged_chunk_of_nothing": (lambda: attend(masking=Masking(chunk=0)), InputError, "chunk is 0"),
+    "paged_softcap_of_nothing": (lambda: attend(masking=Masking(softcap=0.0)), InputError, "softcap is 0.0"),
     "varlen_keys_without_heads": (lambda: varlen(k=floats(4, 8)), LayoutError, r"k is float32 \[4, 8\]"),
     "varlen_no_kv_heads": (lambda: varlen(k=floats(4, 0, 8)), LayoutError, r"\[4, 0, 8\]"),
     "varlen_other_requests": (lambda: varlen(q_starts=ints(0, 1, 3)), BatchError, "k_start_loc has 2 entries; 2 requests"),

@@ -8,38 +8,41 @@ from dataclasses import replace
 import torch
 
 from hal.common.contract.call_values import Segment
+from hal.common.contract.masking import CAUSAL
 from hal.common.contract.parallel import Parallel
 from hal.testing import ReferenceBackend, reference
 
 
 class IgnoresWindow(ReferenceBackend):
-    def paged_attention(self, *args, window=None, **kwargs):
-        return super().paged_attention(*args, **kwargs)
+    def paged_attention(self, *args, masking=CAUSAL, **kwargs):
+        return super().paged_attention(*args, masking=replace(masking, window=None), **kwargs)
 
 
 class WindowKeepsOneMore(ReferenceBackend):
-    def paged_attention(self, *args, window=None, **kwargs):
-        return super().paged_attention(*args, window=window and window + 1, **kwargs)
+    def paged_attention(self, *args, masking=CAUSAL, **kwargs):
+        wider = replace(masking, window=masking.window and masking.window + 1)
+        return super().paged_attention(*args, masking=wider, **kwargs)
 
 
 class IgnoresChunk(ReferenceBackend):
-    def paged_attention(self, *args, chunk=None, **kwargs):
-        return super().paged_attention(*args, **kwargs)
+    def paged_attention(self, *args, masking=CAUSAL, **kwargs):
+        return super().paged_attention(*args, masking=replace(masking, chunk=None), **kwargs)
 
 
 class ChunkIsAWindow(ReferenceBackend):
-    def paged_attention(self, *args, chunk=None, window=None, **kwargs):
-        return super().paged_attention(*args, window=chunk or window, **kwargs)
+    def paged_attention(self, *args, masking=CAUSAL, **kwargs):
+        windowed = replace(masking, chunk=None, window=masking.chunk or masking.window)
+        return super().paged_attention(*args, masking=windowed, **kwargs)
 
 
 class IgnoresSoftcap(ReferenceBackend):
-    def varlen_attention(self, *args, softcap=None, **kwargs):
-        return super().varlen_attention(*args, **kwargs)
+    def varlen_attention(self, *args, masking=CAUSAL, **kwargs):
+        return super().varlen_attention(*args, masking=replace(masking, softcap=None), **kwargs)
 
 
 class AlwaysCausal(ReferenceBackend):
-    def varlen_attention(self, *args, causal=True, **kwargs):
-        return super().varlen_attention(*args, **kwargs)
+    def varlen_attention(self, *args, masking=CAUSAL, **kwargs):
+        return super().varlen_attention(*args, masking=replace(masking, causal=True), **kwargs)
 
 
 class ReadsUnwrittenRows(ReferenceBackend):
@@ -101,15 +104,17 @@ class IgnoresOut(ReferenceBackend):
 
 
 class AlignsQueriesToTheFirstKey(ReferenceBackend):
-    def varlen_attention(self, q, k, v, q_start_loc, k_start_loc, *args, causal=True, **kwargs):
-        if causal:
-            starts = zip(q_start_loc[:-1].tolist(), q_start_loc[1:].tolist(), k_start_loc[:-1].tolist(), strict=True)
+    def varlen_attention(self, q, k, v, batch, *, masking=CAUSAL, **kwargs):
+        if masking.causal:
+            ends = batch.q_start_loc.tolist()
+            starts = zip(ends[:-1], ends[1:], batch.k_start_loc[:-1].tolist(), strict=True)
             lengths = [(first, stop, key) for first, stop, key in starts]
             k_start_loc = torch.tensor([0, *(stop - first for first, stop, _ in lengths)]).cumsum(0)
+            batch = replace(batch, k_start_loc=k_start_loc)
             picked = [key + index for first, stop, key in lengths for index in range(stop - first)]
             rows = torch.tensor(picked, dtype=torch.long).clamp(max=k.shape[0] - 1)
             k, v = k[rows], v[rows]
-        return super().varlen_attention(q, k, v, q_start_loc, k_start_loc, *args, causal=causal, **kwargs)
+        return super().varlen_attention(q, k, v, batch, masking=masking, **kwargs)
 
 
 class InterleavesHeadGroups(ReferenceBackend):
@@ -120,13 +125,13 @@ class InterleavesHeadGroups(ReferenceBackend):
 
 
 class IgnoresSelection(ReferenceBackend):
-    def varlen_attention(self, *args, selected=None, **kwargs):
-        return super().varlen_attention(*args, **kwargs)
+    def varlen_attention(self, q, k, v, batch, **kwargs):
+        return super().varlen_attention(q, k, v, replace(batch, selected=None), **kwargs)
 
 
 class IgnoresFirstKey(ReferenceBackend):
-    def varlen_attention(self, *args, first_key=None, **kwargs):
-        return super().varlen_attention(*args, **kwargs)
+    def varlen_attention(self, q, k, v, batch, **kwargs):
+        return super().varlen_attention(q, k, v, replace(batch, first_key=None), **kwargs)
 
 
 class AttendsAbsentRowsAsRowZero(ReferenceBackend):
@@ -266,15 +271,16 @@ class ForgetsTheNorm(ReferenceBackend):
 
 
 class CompressesPaddedTokens(ReferenceBackend):
-    def compress_states(self, compressor, states, entries, state_slots, *where, ratio):
-        super().compress_states(compressor, states, entries, state_slots.clamp(min=0), *where, ratio=ratio)
+    def compress_states(self, compressor, states, entries, batch, *, ratio):
+        given = replace(batch, state_slots=batch.state_slots.clamp(min=0))
+        super().compress_states(compressor, states, entries, given, ratio=ratio)
 
 
 class WritesStatesBeforeReading(ReferenceBackend):
-    def compress_states(self, compressor, states, entries, state_slots, entry_slots, *where, ratio):
-        nowhere = torch.full_like(entry_slots, -1)
-        super().compress_states(compressor, states, entries, state_slots, nowhere, *where, ratio=ratio)
-        super().compress_states(compressor, states, entries, state_slots, entry_slots, *where, ratio=ratio)
+    def compress_states(self, compressor, states, entries, batch, *, ratio):
+        nowhere = replace(batch, entry_slots=torch.full_like(batch.entry_slots, -1))
+        super().compress_states(compressor, states, entries, nowhere, ratio=ratio)
+        super().compress_states(compressor, states, entries, batch, ratio=ratio)
 
 
 class MultipliesAbsentStatesByZero(ReferenceBackend):
@@ -377,12 +383,12 @@ class LeaksHiddenKeys(ReferenceBackend):
 
 
 class LeaksKeysBeforeTheWindow(ReferenceBackend):
-    def paged_attention(self, q, cache, batch, *, window=None, **kwargs):
-        out, lse = super().paged_attention(q, cache, batch, window=window, **kwargs)
+    def paged_attention(self, q, cache, batch, *, masking=CAUSAL, **kwargs):
+        out, lse = super().paged_attention(q, cache, batch, masking=masking, **kwargs)
         for token, length in zip(batch.query_start_loc[1:].tolist(), batch.seq_lens.tolist(), strict=True):
             request = batch.query_start_loc.tolist().index(token) - 1
             keys = reference.paged.read_keys(cache, batch.block_table[request].tolist(), length)
-            first = max(0, length - (window or length)) // 16 * 16
+            first = max(0, length - (masking.window or length)) // 16 * 16
             out[token - 1] += nothing_of(*(part[first:] for part in keys))
         return out, lse
 
@@ -401,15 +407,15 @@ class KeepsWhatEmptyRowsHold(ReferenceBackend):
 
 
 class LeaksHiddenValues(ReferenceBackend):
-    def varlen_attention(self, q, k, v, q_start_loc, k_start_loc, *args, **kwargs):
-        out, lse = super().varlen_attention(q, k, v, q_start_loc, k_start_loc, *args, **kwargs)
-        return out.add_(nothing_of(v[: int(k_start_loc[-1])])), lse
+    def varlen_attention(self, q, k, v, batch, **kwargs):
+        out, lse = super().varlen_attention(q, k, v, batch, **kwargs)
+        return out.add_(nothing_of(v[: int(batch.k_start_loc[-1])])), lse
 
 
 class LeaksHiddenLogits(ReferenceBackend):
-    def varlen_attention(self, q, k, v, q_start_loc, k_start_loc, *args, **kwargs):
-        out, lse = super().varlen_attention(q, k, v, q_start_loc, k_start_loc, *args, **kwargs)
-        return out, lse if lse is None else lse + nothing_of(k[: int(k_start_loc[-1])])
+    def varlen_attention(self, q, k, v, batch, **kwargs):
+        out, lse = super().varlen_attention(q, k, v, batch, **kwargs)
+        return out, lse if lse is None else lse + nothing_of(k[: int(batch.k_start_loc[-1])])
 
 
 class LeaksUnlistedRows(ReferenceBackend):

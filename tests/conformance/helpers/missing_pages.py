@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from hal.common.contract.backend import Backend
-from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import CompressedBatch, KVCache, PagedBatch, Segment
 from hal.common.contract.compressor import Compressor
 from hal.common.contract.layouts import Layout, attention_layout, index_layout, latent_layout, state_layout
+from hal.common.contract.masking import CAUSAL, Masking
 from hal.common.contract.parallel import Parallel
 from hal.testing import reference
 from hal.testing.cases import MIXED
@@ -16,7 +17,7 @@ from hal.testing.reference.softmax import attend_keys, empty_result, visible_key
 from hal.testing.storage import build_cache, make_generator, paged_batch, poisoned_cache, random_tensor
 
 PAGE, DTYPE, SCALE = 16, "float32", 0.3
-MASKS = {"causal": {}, "window": {"window": 20}, "chunk": {"chunk": 24}}
+MASKS = {"causal": CAUSAL, "window": Masking(window=20), "chunk": Masking(chunk=24)}
 NOTHING = {"minus_one": -1, "lowest": -(2**31), "one_too_many": None, "highest": 2**31 - 1}
 
 
@@ -33,7 +34,7 @@ def lose_pages(cache: KVCache, table: torch.Tensor, block: int | None) -> list[s
     return lost
 
 
-def check_attention(backend: Backend, layout: str, mask: dict[str, int], block: int | None) -> None:
+def check_attention(backend: Backend, layout: str, mask: Masking, block: int | None) -> None:
     """paged_attention over what is left."""
     generator = make_generator(f"{layout}{mask}{block}")
     kind = attention_layout(2, 32, 32, DTYPE) if layout == "kv" else latent_layout(32, 16, DTYPE)
@@ -41,11 +42,11 @@ def check_attention(backend: Backend, layout: str, mask: dict[str, int], block: 
     q = random_tensor(generator, MIXED.num_tokens, 4, 32 if layout == "kv" else 48, dtype=DTYPE)
     whole = [reference.paged.read_keys(cache, row.tolist(), n) for row, n in zip(table, MIXED.seq_lens, strict=True)]
     lost = lose_pages(cache, table, block)
-    out, lse = backend.paged_attention(q, cache, paged_batch(MIXED, table), softmax_scale=SCALE, need_lse=True, **mask)
+    out, lse = backend.paged_attention(q, cache, paged_batch(MIXED, table), softmax_scale=SCALE, need_lse=True, masking=mask)
     expected, expected_lse = empty_result(q.shape[0], 4, 32)
     for token, (request, position) in enumerate(MIXED.positions):
         keys, values = whole[request]
-        seen = [key for key in visible_keys(position, MIXED.seq_lens[request], **mask) if key not in lost[request]]
+        seen = [key for key in visible_keys(position, MIXED.seq_lens[request], mask) if key not in lost[request]]
         expected[token], expected_lse[token] = attend_keys(q[token], keys[seen], values[seen], softmax_scale=SCALE)
     expect_close(out, expected, DTYPE, "out")
     expect_close(lse, expected_lse, DTYPE, "lse")
@@ -88,9 +89,15 @@ def check_compressing(backend: Backend, block: int | None) -> None:
         score=random_tensor(generator, 1, 2 * width, dtype=DTYPE),
         position_bias=torch.zeros(ratio, 2 * width),
     )
-    slots = torch.tensor([first + ratio - 1]), torch.tensor([first // ratio])
-    step = torch.tensor([0, 1]).int(), torch.tensor([0]).int(), torch.tensor([PAGE + ratio - 1])
-    backend.compress_states(own, states, entries, *slots, *step, table, ratio=ratio)
+    batch = CompressedBatch(
+        state_slots=torch.tensor([first + ratio - 1]),
+        entry_slots=torch.tensor([first // ratio]),
+        query_start_loc=torch.tensor([0, 1]).int(),
+        req_id=torch.tensor([0]).int(),
+        positions=torch.tensor([PAGE + ratio - 1]),
+        block_table=table,
+    )
+    backend.compress_states(own, states, entries, batch, ratio=ratio)
     weights = torch.cat([scores, own.score])[:, width:].double().softmax(0)
     entry = (weights * torch.cat([values, own.kv])[:, width:].double()).sum(0)
     expect_close(entries.rows[first // ratio], entry, DTYPE, "entry")

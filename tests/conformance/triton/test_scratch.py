@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 import hal
 from hal.common.backends.registry import find_backend
-from hal.common.triton.attend import Keys, Mask, Queries
+from hal.common.contract.masking import CAUSAL
+from hal.common.triton.attend import Keys, Queries
 from hal.common.triton.attend import plan_parts as plan_attend_parts
 from hal.common.triton.backend import TritonBackend
 from hal.common.triton.fitting import needed_tiles
@@ -52,7 +53,7 @@ def count_attend_parts(plan: hal.Plan, kernel: str, widths: Widths, tokens: int,
     strides = dict.fromkeys(("k_row", "k_head", "v_row", "v_head"), 1)
     call = {"call": kernel, "k": None, "v": None, "lengths": None, **strides}
     keys = Keys(kv_heads=kv_heads, widths=widths, value=value, max_length=max_length, **call)
-    parts = plan_attend_parts(machine, tile, queries, keys, Mask(causal=True))
+    parts = plan_attend_parts(machine, tile, queries, keys, CAUSAL)
     return 0 if parts == 1 else parts * tokens * heads * (value + 1)
 
 

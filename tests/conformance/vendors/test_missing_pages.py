@@ -10,6 +10,7 @@ import torch
 from hal.common.contract.call_values import KVCache, PagedBatch
 from hal.common.contract.errors import BackendError
 from hal.common.contract.layouts import attention_layout
+from hal.common.contract.masking import Masking
 from hal.common.vendor import pages
 from hal.testing.cases import BatchCase
 from hal.testing.storage import build_cache, make_generator, paged_batch, random_tensor
@@ -51,7 +52,7 @@ def attend(cell: Cell, held: Held, q: torch.Tensor, cache: KVCache, batch: Paged
     with cell.installed():
         adapter = cell.adapter(held)(cell.device)
         need_lse = bool(held.changes["lse"])
-        return adapter.paged_attention(q, cache, batch, softmax_scale=SCALE, need_lse=need_lse, **mask)
+        return adapter.paged_attention(q, cache, batch, softmax_scale=SCALE, need_lse=need_lse, masking=Masking(**mask))
 
 
 def lose(batch: PagedBatch, request: int, column: int, block: int) -> PagedBatch:

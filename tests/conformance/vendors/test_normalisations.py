@@ -14,7 +14,7 @@ from hal.common.backends.registry import find_backend
 from hal.common.contract.call_values import KVCache, PagedBatch, Segment
 from hal.common.contract.errors import BackendError, LayoutError
 from hal.common.contract.layouts import fp8_ds_mla_layout, latent_layout
-from hal.common.vendor import KernelFacts, segments, tensors
+from hal.common.vendor import AttentionInputs, KernelFacts, segments, tensors
 from hal.cuda import flash_attention_calls, flash_attention_inputs, flash_mla_calls
 from hal.cuda.flash_mla import FlashMLA
 from hal.rocm import aiter_calls
@@ -66,11 +66,11 @@ def keep_padding(result, lse, lengths, heads, width, out):
     return REAL_SETTLE(result, lse, lengths, result.shape[1], result.shape[2], None)
 
 
-def inclusive_window(inputs: flash_attention_calls.Inputs) -> int | None:
-    return inputs.window
+def inclusive_window(inputs: AttentionInputs) -> int | None:
+    return inputs.masking.window
 
 
-def no_bound_is_minus_one(kernel: KernelFacts, inputs: flash_attention_calls.Inputs):
+def no_bound_is_minus_one(kernel: KernelFacts, inputs: AttentionInputs):
     call = REAL_FA4(kernel, inputs)
     window = tuple(-1 if side is None else side for side in call.kwargs["window_size"])
     return replace(call, kwargs={**call.kwargs, "window_size": window})
@@ -161,8 +161,8 @@ REMOVALS = (
     Removal("lse_shape", LATEST, "paged_attention", "mixed", CALLS, "returned_lse", keep_lse_shape),
     Removal("lse_shape", SECOND, "varlen_attention", "mixed", CALLS, "returned_lse", keep_lse_shape),
     Removal("lse_shape", XPU, "paged_attention", "mixed", vllm_kernels_calls, "returned_lse", keep_lse_of_xpu, "lse"),
-    Removal("window", LATEST, "paged_attention", "window4", CALLS.Inputs, "left", property(inclusive_window)),
-    Removal("window", FOURTH, "varlen_attention", "window4", CALLS.Inputs, "left", property(inclusive_window)),
+    Removal("window", LATEST, "paged_attention", "window4", AttentionInputs, "left", property(inclusive_window)),
+    Removal("window", FOURTH, "varlen_attention", "window4", AttentionInputs, "left", property(inclusive_window)),
     Removal("freed_pages", LATEST, "paged_attention", "window5_freed_pages", INPUTS, "readable_table", given_table),
     Removal("freed_pages", XPU, "paged_attention", "window5_freed_pages", tensors, "readable_table", given_table, "lse"),
     Removal("no_rope", LATEST, "sparse_mla", "lora512_rope0", INPUTS, "MLA_HEAD_DIM", 0),

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from hal.common.backends.registry import find_backend
-from hal.common.contract.call_values import KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import KVCache, PagedBatch, Segment, VarlenBatch
 from hal.common.contract.device import Device
 from hal.common.contract.layouts import Layout, layer_layout
+from hal.common.contract.masking import masking_of
 from hal.common.contract.parallel import Parallel
 from hal.common.contract.request import Request
 from hal.common.contract.software import Software
@@ -69,9 +70,8 @@ def attend(backend: VendorBackend, call: str, request: Request, block_size: int)
     lse = request.layer.sink
     if call == "paged_attention":
         width = cache.layout.width if layer.mla is not None else layer.head_dim
-        options = {"window": layer.window, "chunk": layer.chunk, "softcap": layer.softcap, "causal": layer.causal}
         q = tensor(TOKENS, heads, width, dtype=dtype)
-        backend.paged_attention(q, cache, make_batch(), softmax_scale=0.1, need_lse=lse, **options)
+        backend.paged_attention(q, cache, make_batch(), softmax_scale=0.1, masking=masking_of(layer), need_lse=lse)
     elif call == "sparse_mla":
         q = tensor(TOKENS, heads, cache.layout.width, dtype=dtype)
         rows = tensor(TOKENS, layer.indexer.width, dtype=torch.int32)
@@ -81,7 +81,8 @@ def attend(backend: VendorBackend, call: str, request: Request, block_size: int)
         starts = tensor(REQUESTS + 1, dtype=torch.int32)
         q, k = (tensor(TOKENS, heads, layer.head_dim, dtype=dtype) for _ in range(2))
         v = tensor(TOKENS, heads, layer.v_head_dim, dtype=dtype)
-        backend.varlen_attention(q, k, v, starts, starts, 4, 4, softmax_scale=0.1, need_lse=True)
+        batch = VarlenBatch(q_start_loc=starts, k_start_loc=starts, max_query_len=4, max_seq_len=4)
+        backend.varlen_attention(q, k, v, batch, softmax_scale=0.1, need_lse=True)
 
 
 def calls_of(cell: Cell, layers: list[LayerShape]) -> Iterator[tuple[LayerShape, VendorCall]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hal import ops
 from hal.common.backends.kernels import kernels
-from hal.common.contract.call_values import IndexerChunk, KVCache, PagedBatch, Segment
+from hal.common.contract.call_values import CompressedBatch, IndexerChunk, KVCache, PagedBatch, Segment, VarlenBatch
 from hal.common.contract.compressor import Compressor
 from hal.common.contract.layouts import (
     Layout,
@@ -25,6 +25,7 @@ from hal.common.contract.layouts import (
     latent_layout,
     state_layout,
 )
+from hal.common.contract.masking import Masking
 from hal.common.contract.parallel import Parallel
 from hal.config.dtypes import item_size
 
@@ -151,19 +152,27 @@ def _ranges(tokens: int) -> Callable[[], Any]:
     return lambda: ops.paged_attention(q, cache, batch, softmax_scale=0.3)
 
 
-def _varlen(is_given: bool = False, **keywords: Any) -> Callable[[int], Callable[[], Any]]:
+def _varlen(
+    is_given: bool = False, limits: Mapping[str, Any] | None = None, **keywords: Any
+) -> Callable[[int], Callable[[], Any]]:
     def make(tokens: int) -> Callable[[], Any]:
         q, k, v = random(tokens, HEADS, WIDTH), random(6, 2, WIDTH), random(6, 2, WIDTH + 2)
-        starts = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([0, 6], dtype=torch.int32)
+        batch = VarlenBatch(
+            q_start_loc=torch.tensor([0, tokens], dtype=torch.int32),
+            k_start_loc=torch.tensor([0, 6], dtype=torch.int32),
+            max_query_len=tokens,
+            max_seq_len=6,
+            **(limits or {}),
+        )
         out = out_like(tokens, WIDTH + 2) if is_given else None
-        return lambda: ops.varlen_attention(q, k, v, *starts, tokens, 6, softmax_scale=0.3, out=out, **keywords)
+        return lambda: ops.varlen_attention(q, k, v, batch, softmax_scale=0.3, out=out, **keywords)
 
     return make
 
 
 def _selected(tokens: int) -> Callable[[], Any]:
     selected = torch.tensor([[0, 2, -1]], dtype=torch.int32).expand(tokens, 3)
-    return _varlen(selected=selected, first_key=torch.zeros(1, dtype=torch.int32))(tokens)
+    return _varlen(limits={"selected": selected, "first_key": torch.zeros(1, dtype=torch.int32)})(tokens)
 
 
 def _sparse(*layouts: Layout, is_given: bool = False, **keywords: Any) -> Callable[[int], Callable[[], Any]]:
@@ -225,10 +234,16 @@ def _compress(tokens: int) -> Callable[[], Any]:
     )
     slots = torch.tensor([5, 6, 7, -1])[:tokens]
     closing = torch.where((slots + 1) % 2 == 0, slots // 2, -1)
-    request, positions = torch.zeros(tokens, dtype=torch.int32), torch.tensor([1, 2, 3, 0])[:tokens]
-    table, start = torch.tensor([[1]], dtype=torch.int32), torch.tensor([0, min(tokens, 3)], dtype=torch.int32)
+    batch = CompressedBatch(
+        state_slots=slots,
+        entry_slots=closing,
+        query_start_loc=torch.tensor([0, min(tokens, 3)], dtype=torch.int32),
+        req_id=torch.zeros(tokens, dtype=torch.int32),
+        positions=torch.tensor([1, 2, 3, 0])[:tokens],
+        block_table=torch.tensor([[1]], dtype=torch.int32),
+    )
     states, entries = make_cache(state_layout(2 * WIDTH, "float32")), make_cache(latent_layout(WIDTH, 0, "float32"))
-    return lambda: ops.compress_states(compressor, states, entries, slots, closing, start, request, positions, table, ratio=2)
+    return lambda: ops.compress_states(compressor, states, entries, batch, ratio=2)
 
 
 def _sink(tokens: int) -> Callable[[], Any]:
@@ -244,16 +259,16 @@ SAMPLES = (
     Sample(id="gather_cache-latent_fp8", make=_gather(LATENT_FP8)),
     Sample(id="gather_cache-indexer_fp8", make=_gather(INDEX_FP8)),
     Sample(id="gather_cache-indexer", make=_gather(INDEX)),
-    Sample(id="paged_attention-kv", make=_paged(KV, window=3, softcap=2.0)),
+    Sample(id="paged_attention-kv", make=_paged(KV, masking=Masking(window=3, softcap=2.0))),
     Sample(id="paged_attention-kv-strided_pages-lse", make=_paged(KV, gap=3, need_lse=True)),
-    Sample(id="paged_attention-latent-out", make=_paged(LATENT, is_given=True, chunk=4)),
+    Sample(id="paged_attention-latent-out", make=_paged(LATENT, is_given=True, masking=Masking(chunk=4))),
     Sample(id="paged_attention-kv_fp8-lse", make=_paged(KV_FP8, need_lse=True)),
     Sample(id="paged_attention-latent_fp8", make=_paged(LATENT_FP8)),
-    Sample(id="paged_attention-kv-out-lse", make=_paged(KV, is_given=True, need_lse=True, causal=False)),
+    Sample(id="paged_attention-kv-out-lse", make=_paged(KV, is_given=True, need_lse=True, masking=Masking(causal=False))),
     Sample(id="paged_attention-key_ranges", make=_ranges),
     Sample(id="varlen_attention", make=_varlen()),
     Sample(id="varlen_attention-selected", make=_selected),
-    Sample(id="varlen_attention-lse", make=_varlen(need_lse=True, window=2)),
+    Sample(id="varlen_attention-lse", make=_varlen(need_lse=True, masking=Masking(window=2, chunk=5))),
     Sample(id="varlen_attention-out", make=_varlen(is_given=True)),
     Sample(id="varlen_attention-out-lse", make=_varlen(is_given=True, need_lse=True)),
     Sample(id="sparse_mla", make=_sparse(LATENT)),

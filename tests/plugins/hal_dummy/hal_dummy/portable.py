@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from hal.backend import Backend, BatchError, Capabilities, LayoutError
+from hal.backend import CAUSAL, Backend, BatchError, Capabilities, LayoutError
 
 if TYPE_CHECKING:
     import torch
 
-    from hal.backend import KVCache, PagedBatch
+    from hal.backend import KVCache, Masking, PagedBatch
 
 
 class DummyPortable(Backend):
@@ -46,10 +46,7 @@ class DummyPortable(Backend):
         batch: PagedBatch,
         *,
         softmax_scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        causal: bool = True,
+        masking: Masking = CAUSAL,
         need_lse: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
