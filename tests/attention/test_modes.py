@@ -110,7 +110,7 @@ KERNELS: dict[str, tuple[str, Callable[[], tuple[Any, ...]], dict[str, Any]]] = 
     "a_cache": ("paged_attention", lambda: (torch.zeros(2, 4, 8), make_cache(True), one_request()), {"softmax_scale": 1.0}),
     "varlen_attention": (
         "varlen_attention",
-        lambda: (torch.zeros(2, 4, 8), torch.zeros(2, 2, 8), tracked(2, 2, 8), *[torch.tensor([0, 2]).int()] * 2, 2, 2),
+        lambda: (torch.zeros(2, 4, 8), torch.zeros(2, 2, 8), tracked(2, 2, 8), one_list()),
         {"softmax_scale": 1.0},
     ),
     "merge_states": ("merge_states", lambda: (torch.zeros(2, 4, 8), tracked(2, 4), torch.zeros(2, 4, 8), torch.zeros(2, 4)), {}),
@@ -145,3 +145,8 @@ def make_cache(requires_grad: bool = False) -> hal.KVCache:
 
 def one_request() -> hal.PagedBatch:
     return hal.PagedBatch(torch.tensor([0, 2]).int(), torch.tensor([2]).int(), torch.tensor([[0]]).int(), 2, 2)
+
+
+def one_list() -> hal.VarlenBatch:
+    ends = torch.tensor([0, 2]).int()
+    return hal.VarlenBatch(q_start_loc=ends, k_start_loc=ends, max_query_len=2, max_seq_len=2)

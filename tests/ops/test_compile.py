@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 from hal import ops
 from hal.common.contract.call_values import KVCache, PagedBatch, Segment
 from hal.common.contract.layouts import attention_layout, index_layout, latent_layout
+from hal.common.contract.masking import Masking
 from hal.common.contract.parallel import Parallel
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, PAGE = 24, 4, 2, 8, 4
@@ -40,7 +41,7 @@ class AttentionBlock(torch.nn.Module):
     def forward(self, hidden: torch.Tensor, cache: KVCache, slots: torch.Tensor, batch: PagedBatch) -> torch.Tensor:
         q, k, v = self.qkv(hidden).unflatten(-1, (-1, WIDTH)).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
         ops.write_cache(cache, slots, k, v)
-        attended, _ = ops.paged_attention(q, cache, batch, softmax_scale=0.3)
+        attended, _ = ops.paged_attention(q, cache, batch, softmax_scale=0.3, masking=Masking(window=64))
         return self.out(attended.flatten(1))
 
 
