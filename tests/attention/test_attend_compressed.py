@@ -183,7 +183,7 @@ def test_dropping_the_sink_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     run.run_step(engine, ((0, 20),))
     for times in (0, 2):
-        for kernels in engine.attention._kernels.values():
+        for kernels in engine.attention._binding.kernels.values():
             for phase in kernels.phases.values():
                 monkeypatch.setattr(phase, "sparse_mla", partial(attend_wrongly, hal.kernels("cpu").sparse_mla, times))
         with pytest.raises(AssertionError):
@@ -194,7 +194,7 @@ def test_the_entries_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle must fail where only the window is attended to."""
     engine = make_engine()
     run.run_step(engine, ((0, 20),))
-    for kernels in engine.attention._kernels.values():
+    for kernels in engine.attention._binding.kernels.values():
         attend = kernels.phases["decode"].sparse_mla
         monkeypatch.setattr(
             kernels.phases["decode"], "sparse_mla", lambda q, segments, attend=attend, **kw: attend(q, segments[:1], **kw)

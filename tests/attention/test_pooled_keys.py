@@ -11,8 +11,6 @@ from hypothesis import given, settings
 import hal
 from hal.common.backends.registry import find_backend
 from hal.common.contract.backend import Backend
-from hal.common.contract.tensor_checks import Expected
-from hal.common.running.index_keys import check_index
 from hal.common.running.layer_kernels import LayerKernels
 from hal.config import LayerShape
 
@@ -132,6 +130,7 @@ def test_a_backend_without_compression_takes_pooled_keys_only(monkeypatch: pytes
     engine, _ = make_engine()
     engine.schedule(((0, 3),))
     index, _ = make_index(engine, LAYERS[0], ((0, 3),), is_ready=False)
-    expected = Expected(layer_id=0, tokens=3, dtype=torch.float64, device=torch.device("cpu"))
+    layer = engine.attention._layers[0]
+    owner = replace(layer.index, bound=replace(layer.way.bound, kernels=kernels))
     with pytest.raises(hal.NotBuiltError, match="pooled already"):
-        check_index(LAYERS[0], LAYERS[0].indexer, kernels, index, expected)
+        owner.check(index, owner.bound.expect(3))

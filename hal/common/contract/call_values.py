@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from .cache import KVCache
+from .compressor import CompressedBatch
 from .errors import BackendError
 
 if TYPE_CHECKING:
@@ -69,22 +70,6 @@ class VarlenBatch:
     max_seq_len: int
     selected: torch.Tensor | None = None
     first_key: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedBatch:
-    """Where a step's tokens leave what is compressed: slots int64 [tokens] of their states and of the entries they close.
-
-    query_start_loc int32 [requests + 1], req_id int32 [tokens] and positions int64 [tokens] say which states are of the step
-    itself; block_table int32 [requests, pages] is that of the states, whose pages hold the earlier ones. Slot -1: nowhere.
-    """
-
-    state_slots: torch.Tensor
-    entry_slots: torch.Tensor
-    query_start_loc: torch.Tensor
-    req_id: torch.Tensor
-    positions: torch.Tensor
-    block_table: torch.Tensor
 
 
 def refuse_key_ranges(batch: PagedBatch, call: str) -> None:

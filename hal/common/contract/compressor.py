@@ -1,4 +1,4 @@
-"""What a layer's own compressor made of a step's tokens, and what turns a group of them into one entry."""
+"""What a layer's own compressor made of a step's tokens, what turns a group of them into one entry, and where it is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import torch
 
     from .cache import KVCache
-    from .call_values import CompressedBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,22 @@ class Compressor:
                     f"{name}.{field} is {dtype} {list(tensor.shape)} on {tensor.device}; expected a floating type "
                     f"{list(shape)} on {device.type}"
                 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedBatch:
+    """Where a step's tokens leave what is compressed: slots int64 [tokens] of their states and of the entries they close.
+
+    query_start_loc int32 [requests + 1], req_id int32 [tokens] and positions int64 [tokens] say which states are of the step
+    itself; block_table int32 [requests, pages] is that of the states, whose pages hold the earlier ones. Slot -1: nowhere.
+    """
+
+    state_slots: torch.Tensor
+    entry_slots: torch.Tensor
+    query_start_loc: torch.Tensor
+    req_id: torch.Tensor
+    positions: torch.Tensor
+    block_table: torch.Tensor
 
 
 def check_states(compressor: Compressor, states: KVCache, entries: KVCache, batch: CompressedBatch, ratio: int) -> int:

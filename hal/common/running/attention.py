@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -20,26 +20,26 @@ from hal.common.contract.environment import read_variable
 from hal.common.contract.errors import BackendError, BatchError, InputError, LayoutError, NotBuiltError
 from hal.common.contract.gradients import without_gradients
 from hal.common.contract.layouts.scales import describe_wrong
-from hal.common.contract.masking import masking_of
 from hal.common.contract.step import StepMetadata
-from hal.common.contract.tensor_checks import Expected
 from hal.common.stepping.builder import MetadataBuilder
 from hal.common.stepping.findings import Finding
 from hal.common.stepping.pages import PagePool
-from hal.config import LayerShape, MLAShape
 
+from .binding import Binding, BoundLayer
 from .choice import TopkState
-from .compressed import CompressedCall, CompressedRows, attend_compressed, check_compressed
-from .index_keys import check_index, compress, write_index_keys
-from .latent import MLAWeights, attend_mla
+from .compressed_layer import CompressedInputs, CompressedLayer
+from .compressed_rows import CompressedRows
+from .latent import LatentInputs, MLAWeights
+from .latent_layer import LatentLayer
 from .layer_kernels import LayerKernels
 from .paged_layer import PagedLayer
-from .rank_attend import attend_shards
 from .ranks import DCPGroup
 from .warmup import WarmupMonitor
 
 if TYPE_CHECKING:
     from hal.common.contract.plan import Plan
+
+Bound = TypeVar("Bound", PagedLayer, LatentLayer, CompressedLayer)
 
 
 class Attention:
@@ -63,22 +63,27 @@ class Attention:
         self.plan = plan
         self.pools = pools
         self.caches = dict(caches)
-        self._kernels = {
-            layer.layer_id: LayerKernels(selection.providers, opened)
-            for layer, selection in zip(plan.shape.layers, plan.selections, strict=True)
-            if selection is not None
-        }
-        self._groups = {spec.key: spec.group for spec in plan.cache_specs()}
-        self._paged: dict[int, PagedLayer] = {}
         self._weights: dict[int, MLAWeights] = {}
         self._dtype: torch.dtype = getattr(torch, plan.dtype)
         self._device = torch.device(device)
         self._arithmetic = _arithmetic(plan, opened)
-        self._can_mask = _can_mask(plan, opened)
-        self._builder = MetadataBuilder(plan, pools, device, can_mask=self._can_mask)
-        self._ranks = ranks
+        can_mask = _can_mask(plan, opened)
+        self._builder = MetadataBuilder(plan, pools, device, can_mask=can_mask)
         self._topk = TopkState(plan, device, ranks)
-        self._compressed_rows = CompressedRows()
+        self._binding = Binding(
+            plan=plan,
+            kernels={
+                layer.layer_id: LayerKernels(selection.providers, opened)
+                for layer, selection in zip(plan.shape.layers, plan.selections, strict=True)
+                if selection is not None
+            },
+            device=self._device,
+            topk=self._topk,
+            rows=CompressedRows(plan.parallel),
+            can_mask=can_mask,
+            ranks=ranks,
+        )
+        self._layers: dict[int, BoundLayer] = self._binding.bind(self.caches, self._weights)
         self._warmup = WarmupMonitor(plan, opened)
         self._has_scales = self._unseen_scales = any(cache.scale is not None for cache in self.caches.values())
         self._wrong_scales = Finding(device)
@@ -173,14 +178,13 @@ class Attention:
         They are kept as they are, or as a copy in the type the backend computes in. LayoutError for other shapes, for no floats
         and for those of another device.
         """
-        layer = self._layer(layer_id, "mla")
-        mla = _mla(layer)
-        heads = layer.num_heads // self.plan.parallel.tp
-        expected = Expected(layer_id=layer_id, tokens=heads, dtype=self._dtype, device=self._device)
-        expected.check_floats(
+        layer = self._find(layer_id, LatentLayer, "mla")
+        way, mla, heads = layer.way, layer.way.mla, layer.way.bound.num_heads
+        way.bound.expect(heads).check_floats(
             w_uk=(w_uk, (mla.qk_nope_head_dim, mla.kv_lora_rank)), w_uv=(w_uv, (mla.v_head_dim, mla.kv_lora_rank))
         )
-        self._weights[layer_id] = MLAWeights(w_uk=w_uk.to(self._arithmetic), w_uv=w_uv.to(self._arithmetic))
+        weights = self._weights[layer_id] = MLAWeights(w_uk=w_uk.to(self._arithmetic), w_uv=w_uv.to(self._arithmetic))
+        self._layers[layer_id] = replace(layer, way=replace(way, weights=weights))
 
     def set_scale(self, layer_id: int, scale: torch.Tensor) -> None:
         """Set the fp32 scales that live outside a layer's cache, of one of the shapes in its spec; LayoutError for others.
@@ -199,7 +203,7 @@ class Attention:
             cache.scale.copy_(scale)
             return
         self.caches[layer_id] = replace(cache, scale=scale.to(cache.storage.device))
-        self._paged.clear()
+        self._layers = self._binding.bind(self.caches, self._weights)
 
     @without_gradients
     def attend(
@@ -221,16 +225,12 @@ class Attention:
         stores, and the results for this rank's heads are merged by LSE, the sink applied once after. Ranks of one tp_rank
         have the same heads, so each gives all of them and nothing is gathered.
         """
-        state = self._paged.get(layer_id) or self._look_up(layer_id)
+        layer = self._find(layer_id, PagedLayer, "attention")
         self._check_step(metadata)
-        state.check(metadata.num_tokens_padded, q, k, v, sink, out)
-        if k is not None and v is not None:
-            state.kernels.calls.write_cache(state.cache, metadata.groups[state.group].slot_mapping, k, v)
-        out = _prepare_out(out, q, state.out_shape[1], metadata)
-        if self._ranks is None:
-            state.attend(q, metadata, sink, out)
-        else:
-            attend_shards(state.layer, state.kernels, state.cache, state.group, q, metadata, sink, out, self._ranks)
+        layer.check(metadata, q, k, v, sink, out)
+        layer.write(k, v, metadata)
+        out = _prepare_out(out, q, layer.out_shape[1], metadata)
+        layer.attend(q, metadata, sink, out)
         return out
 
     @without_gradients
@@ -257,43 +257,13 @@ class Attention:
         With a DCP group every rank gives the same latents, index inputs and topk (whole requests' positions) and the queries
         of its own heads, as in attend. Latents of other ranks' tokens are never here, so the form is always the absorbed one.
         """
-        layer = self._layer(layer_id, "mla")
+        layer = self._find(layer_id, LatentLayer, "mla")
         self._check_step(metadata)
-        mla = _mla(layer)
-        cache, group = self._cache(layer.kv_source)
-        weights = self._find_weights(layer, q_nope)
-        heads = layer.num_heads // self.plan.parallel.tp
-        expected = self._expected(layer_id, metadata)
-        expected.check_activations(
-            q_nope=(q_nope, (heads, mla.kv_lora_rank if weights is None else mla.qk_nope_head_dim)),
-            q_rope=(q_rope, (heads, mla.qk_rope_head_dim)),
-            latent=(latent, (mla.kv_lora_rank,)),
-            k_rope=(k_rope, (mla.qk_rope_head_dim,)),
-        )
-        width = mla.kv_lora_rank if weights is None else mla.v_head_dim
-        expected.check_sink(layer, sink, heads)
-        expected.check_out(out, (heads, width), q_nope=q_nope, q_rope=q_rope, latent=latent, k_rope=k_rope, sink=sink)
-        kernels = self._kernels[layer_id]
-        choice = self._choose(layer, kernels, metadata, expected, index, topk)
-        if layer.owns_kv:
-            kernels.calls.write_cache(cache, metadata.groups[group].slot_mapping, latent, k_rope)
-        out = _prepare_out(out, q_nope, width, metadata)
-        inputs = (q_nope, q_rope, latent, k_rope)
-        attend_mla(
-            layer,
-            kernels,
-            cache,
-            group,
-            weights,
-            inputs,
-            metadata,
-            choice,
-            sink,
-            out,
-            self.plan.parallel,
-            can_mask=self._can_mask,
-            ranks=self._ranks,
-        )
+        inputs = LatentInputs(q_nope, q_rope, latent, k_rope)
+        layer.check(metadata, inputs, index, topk, sink, out)
+        layer.write(inputs, index, topk, metadata)
+        out = _prepare_out(out, q_nope, layer.out_width(q_nope), metadata)
+        layer.attend(inputs, metadata, sink, out)
         return out
 
     @without_gradients
@@ -318,43 +288,13 @@ class Attention:
         A page keeps what compressors remember of its last tokens: a request may lose as many as num_spec_tokens of the plan
         and go on; one that falls back further goes on from the end of a page.
         """
-        layer = self._layer(layer_id, "compressed")
+        layer = self._find(layer_id, CompressedLayer, "compressed")
         self._check_step(metadata)
-        heads = layer.num_heads // self.plan.parallel.tp
-        expected, kernels = self._expected(layer_id, metadata), self._kernels[layer_id]
-        expected.check_activations(q=(q, (heads, layer.head_dim)))
-        expected.check_sink(layer, sink, heads)
-        expected.check_out(out, (heads, layer.head_dim), q=q, sink=sink)
-        if layer.owns_kv != (kv is not None):
-            raise BatchError(f"layer {layer_id} {'keeps its own KV, so it needs kv' if layer.owns_kv else 'reads kv elsewhere'}")
-        if kv is not None:
-            expected.check_activations(kv=(kv, (layer.head_dim,)))
-        check_compressed(layer, compressor, index, expected)
-        if index is not None and layer.indexer is not None:
-            check_index(layer, layer.indexer, kernels, index, expected)
-        elif layer.indexer is not None:
-            self._topk.check(layer, metadata)
-        window = self._cache(layer.kv_source)
-        entries = None if layer.entry_source is None else self._cache((layer.entry_source, "entries"))
-        if kv is not None:
-            cache, group = window
-            kernels.calls.write_cache(cache, metadata.groups[group].slot_mapping, *kv.split(cache.layout.widths, dim=1))
-        if compressor is not None and entries is not None:
-            states = self._cache((layer_id, "state"))
-            compress(kernels, compressor, states, entries, metadata, layer.compress_ratio or 1)
-        if index is not None:
-            write_index_keys(layer, kernels, self._cache, index.k, metadata)
-            self._topk.choose(layer, kernels, *self._cache((layer_id, "index")), index, metadata)
-        call = CompressedCall(
-            layer=layer,
-            kernels=kernels,
-            window=window,
-            entries=entries,
-            choice=None if layer.indexer is None else self._topk,
-            parallel=self.plan.parallel,
-        )
-        out = _prepare_out(out, q, layer.head_dim, metadata)
-        attend_compressed(call, self._compressed_rows, q, metadata, sink, out)
+        inputs = CompressedInputs(q=q, kv=kv, compressor=compressor, index=index)
+        layer.check(metadata, inputs, sink, out)
+        layer.write(inputs, metadata)
+        out = _prepare_out(out, q, q.shape[2], metadata)
+        layer.attend(q, metadata, sink, out)
         return out
 
     def _count_wrong_scales(self) -> None:
@@ -364,84 +304,16 @@ class Attention:
                 is_wrong = ~(cache.scale.isfinite() & (cache.scale > 0))
                 self._wrong_scales.add(is_wrong, partial(_describe_wrong_scale, key))
 
-    def _look_up(self, layer_id: int) -> PagedLayer:
-        layer = self._layer(layer_id, "attention")
-        cache, group = self._cache(layer.kv_source)
-        kernels, heads = self._kernels[layer_id], layer.num_heads // self.plan.parallel.tp
-        k_shape, v_shape = cache.layout.parts
-        state = self._paged[layer_id] = PagedLayer(
-            layer=layer,
-            kernels=kernels,
-            cache=cache,
-            group=group,
-            masking=masking_of(layer),
-            dtype=self._dtype,
-            device=self._device,
-            q_shape=(heads, layer.head_dim),
-            out_shape=(heads, layer.v_head_dim),
-            k_shape=k_shape if layer.owns_kv else None,
-            v_shape=v_shape,
-        )
-        return state
-
-    def _find_weights(self, layer: LayerShape, q_nope: torch.Tensor) -> MLAWeights | None:
-        """The layer's up-projections, None where the queries are absorbed already; BackendError where they are missing."""
-        mla, weights = _mla(layer), self._weights.get(layer.layer_id)
-        is_ambiguous = mla.kv_lora_rank == mla.qk_nope_head_dim
-        # What is no tensor of that shape at all is told apart by the checks of all tensors.
-        width = getattr(q_nope, "shape", ())[-1:]
-        if width == (mla.kv_lora_rank,) and not (is_ambiguous and weights is not None):
-            return None
-        if weights is None:
-            raise BackendError(
-                f"layer {layer.layer_id} has no up-projections yet; call bind_weights({layer.layer_id}, w_uk, w_uv) once"
-            )
-        return weights
-
-    def _choose(
-        self,
-        layer: LayerShape,
-        kernels: LayerKernels,
-        metadata: StepMetadata,
-        expected: Expected,
-        index: IndexInputs | None,
-        topk: torch.Tensor | None,
-    ) -> TopkState | None:
-        """Write the layer's index keys and choose its keys, or keep the owner's choice; None on a dense layer."""
-        indexer = layer.indexer
-        if indexer is None:
-            if index is not None or topk is not None:
-                raise BatchError(f"layer {layer.layer_id} has no indexer; index and topk must be None")
-            return None
-        if index is not None and not indexer.owns:
-            raise BatchError(f"layer {layer.layer_id} shares another layer's indexer; index must be None")
-        if index is None and topk is None and indexer.owns:
-            raise BatchError(f"layer {layer.layer_id} owns an indexer, so it needs index (or topk)")
-        if topk is not None:
-            expected.check_choice(topk, indexer.width)
-        if index is not None:
-            check_index(layer, indexer, kernels, index, expected)
-            write_index_keys(layer, kernels, self._cache, index.k, metadata)
-            if topk is None:
-                self._topk.choose(layer, kernels, *self._cache((layer.layer_id, "index")), index, metadata)
-        if topk is not None:
-            self._topk.take(layer, topk, metadata)
-        self._topk.check(layer, metadata)
-        return self._topk
-
-    def _layer(self, layer_id: int, kind: str) -> LayerShape:
+    def _find(self, layer_id: int, kind: type[Bound], name: str) -> Bound:
+        """The bound layer, which is of a kind by that name; BatchError where it is of another."""
+        # A float that equals an id finds its layer, too.
+        found = self._layers.get(layer_id) if hasattr(layer_id, "__index__") else None
+        if isinstance(found, kind):
+            return found
         layer = self.plan.shape.layer(layer_id)
-        if layer.kind != kind:
-            raise BatchError(f"layer {layer_id} is of kind {layer.kind!r}, this call serves {kind!r}")
-        if layer_id not in self._kernels:
-            raise NotBuiltError(f"layer {layer_id} is a draft layer, and attending on those is not written yet")
-        return layer
-
-    def _cache(self, key: CacheKey) -> tuple[KVCache, int]:
-        return self.caches[key], self._groups[key]
-
-    def _expected(self, layer_id: int, metadata: StepMetadata) -> Expected:
-        return Expected(layer_id=layer_id, tokens=metadata.num_tokens_padded, dtype=self._dtype, device=self._device)
+        if layer.kind != name:
+            raise BatchError(f"layer {layer_id} is of kind {layer.kind!r}, this call serves {name!r}")
+        raise NotBuiltError(f"layer {layer_id} is a draft layer, and attending on those is not written yet")
 
     def _check_step(self, metadata: StepMetadata) -> None:
         if not isinstance(metadata, StepMetadata):
@@ -496,12 +368,6 @@ def _make_workspaces(backend: Backend, plan: Plan, device: str) -> dict[str, tor
         buffer.name: torch.zeros(buffer.shape, dtype=getattr(torch, buffer.dtype), device=device)
         for buffer in backend.list_workspaces(plan.limits)
     }
-
-
-def _mla(layer: LayerShape) -> MLAShape:
-    if layer.mla is None:
-        raise BatchError(f"layer {layer.layer_id} is not MLA")
-    return layer.mla
 
 
 def _prepare_out(out: torch.Tensor | None, q: torch.Tensor, width: int, metadata: StepMetadata) -> torch.Tensor:

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from hal.common.contract.call_values import KVCache, PagedBatch, Segment, VarlenBatch
 from hal.common.contract.exchanges import heads_at_once
-from hal.common.contract.masking import Masking, masking_of
+from hal.common.contract.masking import Masking
 from hal.common.contract.parallel import Parallel
-from hal.common.contract.step import ContextChunk, MLARun, Phase, StepMetadata, mla_kind
+from hal.common.contract.step import ContextChunk, MLAKind, MLARun, Phase, StepMetadata
 from hal.common.planning.buffers import MAX_EXPANDED_BYTES
-from hal.config import LayerShape
+from hal.config import MLAShape
 
 from .choice import TopkState
-from .layer_kernels import LayerKernels, require_lse
+from .layer_kernels import require_lse
+from .places import BoundTo, Place
 from .ranks import DCPGroup
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
 _EVERYTHING = Masking(causal=False)
+
+
+class LatentInputs(NamedTuple):
+    """A step's queries and latents, as attention.attend_mla has them."""
+
+    q_nope: torch.Tensor
+    q_rope: torch.Tensor
+    latent: torch.Tensor
+    k_rope: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,77 +41,57 @@ class MLAWeights:
     w_uv: torch.Tensor
 
 
-def attend_mla(
-    layer: LayerShape,
-    kernels: LayerKernels,
-    cache: KVCache,
-    group: int,
-    weights: MLAWeights | None,
-    inputs: Inputs,
-    metadata: StepMetadata,
-    choice: TopkState | None,
-    sink: torch.Tensor | None,
-    out: torch.Tensor,
-    parallel: Parallel,
-    can_mask: bool,
-    ranks: DCPGroup | None = None,
-) -> None:
-    """Write out [tokens, heads, v_head_dim] for inputs (q_nope, q_rope, latent, k_rope), all in the engine's order.
-
-    weights None: q_nope is absorbed already, and out is [tokens, heads, lora]. Over DCP ranks every phase takes two
-    collectives: absorbed queries before, partial results after.
-    """
-    order = metadata.token_order
-    ordered = inputs if order is None else tuple(tensor.index_select(0, order) for tensor in inputs)
-    call = _Call(
-        layer=layer,
-        kernels=kernels,
-        cache=cache,
-        group=group,
-        weights=weights,
-        choice=choice,
-        sink=sink,
-        parallel=parallel,
-        can_mask=can_mask,
-        ranks=ranks,
-    )
-    kind = mla_kind(layer)
-    for phase in metadata.phases:
-        tokens = phase.tokens
-        target = out[tokens] if order is None else out.new_empty((tokens.stop - tokens.start, *out.shape[1:]))
-        piece = tuple(tensor[tokens] for tensor in ordered)
-        runs = phase.runs.get(kind, ()) if weights is not None and kind is not None else ()
-        if not runs:
-            batch = phase.batches[group] if ranks is None or choice is not None else phase.shards[masking_of(layer).sight][group]
-            call.attend_absorbed(phase, slice(0, tokens.stop - tokens.start), batch, piece, target)
-        for run in runs:
-            call.attend_run(phase, run, piece, target)
-        if runs and runs[-1].tokens.stop < target.shape[0]:
-            # Runs end where the host's lengths do; padded tokens of a device batch come after.
-            target[runs[-1].tokens.stop :].zero_()
-        if order is not None:
-            out.index_copy_(0, order[tokens], target)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """What stays the same over the runs of one layer's call."""
+class LatentAttention:
+    """How a layer attends to its latents: the same over the runs of a call.
 
-    layer: LayerShape
-    kernels: LayerKernels
-    cache: KVCache
-    group: int
-    weights: MLAWeights | None
-    choice: TopkState | None
-    sink: torch.Tensor | None
+    kind: which of a step's runs are its own, None where it takes the absorbed form alone. topk: whose choice of keys it follows,
+    None on a dense layer. can_mask: a choice is heeded over contiguous keys, too. weights None: queries come absorbed.
+    """
+
+    bound: BoundTo
+    mla: MLAShape
+    place: Place
+    masking: Masking
+    kind: MLAKind | None
     parallel: Parallel
     can_mask: bool
-    ranks: DCPGroup | None
+    topk: TopkState | None = None
+    ranks: DCPGroup | None = None
+    weights: MLAWeights | None = None
+    sink: torch.Tensor | None = None
 
-    def attend_run(self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        is_masked = self.choice is not None and (run.max_seq_len > _topk(self.layer) or self.choice.is_explicit(self.layer))
+    def attend(self, inputs: LatentInputs, metadata: StepMetadata, out: torch.Tensor) -> None:
+        """Write out [tokens, heads, v_head_dim], of absorbed queries [tokens, heads, lora], all in the engine's order.
+
+        Over DCP ranks every phase takes two collectives: absorbed queries before, partial results after.
+        """
+        order = metadata.token_order
+        ordered = inputs if order is None else LatentInputs(*(tensor.index_select(0, order) for tensor in inputs))
+        for phase in metadata.phases:
+            tokens = phase.tokens
+            target = out[tokens] if order is None else out.new_empty((tokens.stop - tokens.start, *out.shape[1:]))
+            piece = LatentInputs(*(tensor[tokens] for tensor in ordered))
+            runs = phase.runs.get(self.kind, ()) if self.weights is not None and self.kind is not None else ()
+            if not runs:
+                self._attend_absorbed(phase, slice(0, tokens.stop - tokens.start), self._batch(phase), piece, target)
+            for run in runs:
+                self._attend_run(phase, run, piece, target)
+            if runs and runs[-1].tokens.stop < target.shape[0]:
+                # Runs end where the host's lengths do; padded tokens of a device batch come after.
+                target[runs[-1].tokens.stop :].zero_()
+            if order is not None:
+                out.index_copy_(0, order[tokens], target)
+
+    def _batch(self, phase: Phase) -> PagedBatch:
+        if self.ranks is None or self.topk is not None:
+            return phase.batches[self.place.group]
+        return phase.shards[self.masking.sight][self.place.group]
+
+    def _attend_run(self, phase: Phase, run: MLARun, inputs: LatentInputs, out: torch.Tensor) -> None:
+        is_masked = self._leaves_keys_out(run)
         if run.form == "absorbed" or (is_masked and not self.can_mask):
-            table = phase.batches[self.group]
+            table = phase.batches[self.place.group]
             batch = PagedBatch(
                 run.q_start_loc,
                 table.seq_lens[run.requests],
@@ -112,18 +100,23 @@ class _Call:
                 run.max_seq_len,
                 memo={},
             )
-            self.attend_absorbed(phase, run.tokens, batch, inputs, out)
+            self._attend_absorbed(phase, run.tokens, batch, inputs, out)
         else:
             self._attend_decompressed(phase, run, inputs, out, is_masked)
             if phase.may_hide_requests:
                 # New tokens are keys of this form whatever the device knows of their request.
                 out[run.tokens].masked_fill_((phase.key_bounds[run.tokens] == 0)[:, None, None], 0)
 
-    def attend_absorbed(
-        self, phase: Phase, tokens: slice, batch: PagedBatch, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> None:
+    def _leaves_keys_out(self, run: MLARun) -> bool:
+        """Whether the layer's choice may be of fewer keys than a request of the run has."""
+        layer = self.bound.layer
+        if self.topk is None or layer.indexer is None:
+            return False
+        return run.max_seq_len > layer.indexer.topk or self.topk.is_explicit(layer)
+
+    def _attend_absorbed(self, phase: Phase, tokens: slice, batch: PagedBatch, inputs: LatentInputs, out: torch.Tensor) -> None:
         """Every head attends to the latent rows themselves: queries through w_uk before, results through w_uv after."""
-        q_nope, q_rope = inputs[0][tokens], inputs[1][tokens]
+        q_nope, q_rope = inputs.q_nope[tokens], inputs.q_rope[tokens]
         latent_q = q_nope if self.weights is None else _project(q_nope, self.weights.w_uk)
         q = torch.cat([latent_q, q_rope.to(latent_q.dtype)], dim=-1)
         if self.ranks is None:
@@ -137,9 +130,8 @@ class _Call:
 
     def _exchanges(self, q: torch.Tensor) -> Iterator[slice]:
         """Runs of this rank's heads whose queries and partial results go in one exchange, the same on every rank."""
-        heads, mla = q.shape[1], _mla(self.layer)
-        size = q.element_size()
-        row_bytes = size * (mla.kv_lora_rank + (4 // size or 1))
+        heads, size = q.shape[1], q.element_size()
+        row_bytes = size * (self.mla.kv_lora_rank + (4 // size or 1))
         step = heads_at_once(heads, self.parallel.dcp, q.shape[0], row_bytes)
         return (slice(start, start + step) for start in range(0, heads, step))
 
@@ -148,8 +140,8 @@ class _Call:
     ) -> torch.Tensor:
         """Some of this rank's heads over all ranks' keys; what ranks have apart is merged before the sink."""
         result, lse = self._attend_rows(phase, tokens, batch, ranks.gather_queries(q), need_lse=True)
-        result, lse = ranks.merge_states(self.kernels.calls, result, require_lse(lse))
-        return result if self.sink is None else self.kernels.calls.apply_sink(result, lse, self.sink[heads])
+        result, lse = ranks.merge_states(self.bound.kernels.calls, result, require_lse(lse))
+        return result if self.sink is None else self.bound.kernels.calls.apply_sink(result, lse, self.sink[heads])
 
     def _attend_rows(
         self,
@@ -162,38 +154,36 @@ class _Call:
         sink: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Absorbed queries over a batch's latent rows, or over those that were chosen."""
-        calls, layer = self.kernels.phases[phase.name], self.layer
-        if self.choice is None:
+        calls, layer, cache = self.bound.kernels.phases[phase.name], self.bound.layer, self.place.cache
+        if self.topk is None:
             return calls.paged_attention(
                 q,
-                self.cache,
+                cache,
                 batch,
                 softmax_scale=layer.softmax_scale,
-                masking=masking_of(layer),
+                masking=self.masking,
                 need_lse=need_lse,
                 sink=sink,
             )
-        rows, valid = self.choice.rows(layer, self.kernels, self.cache, self.group, phase, self.parallel)
+        rows, valid = self.topk.rows(layer, self.bound.kernels, *self.place, phase, self.parallel)
         return calls.sparse_mla(
             q,
-            (Segment(self.cache, rows[tokens], valid[tokens]),),
-            kv_lora_rank=_mla(layer).kv_lora_rank,
+            (Segment(cache, rows[tokens], valid[tokens]),),
+            kv_lora_rank=self.mla.kv_lora_rank,
             softmax_scale=layer.softmax_scale,
             need_lse=need_lse,
             sink=sink,
         )
 
-    def _attend_decompressed(
-        self, phase: Phase, run: MLARun, inputs: tuple[torch.Tensor, ...], out: torch.Tensor, is_masked: bool
-    ) -> None:
+    def _attend_decompressed(self, phase: Phase, run: MLARun, inputs: LatentInputs, out: torch.Tensor, is_masked: bool) -> None:
         """Keys and values are made per head from the latents: the new tokens' from the inputs, earlier ones' from the cache."""
         weights = self.weights
         if weights is None:
             raise TypeError("a decompressed run needs the up-projections")
-        piece = tuple(tensor[run.tokens] for tensor in inputs)
+        piece = LatentInputs(*(tensor[run.tokens] for tensor in inputs))
         selected = None
-        if self.choice is not None and is_masked:
-            selected = self.choice.ids(self.layer, phase)[run.tokens]
+        if self.topk is not None and is_masked:
+            selected = self.topk.ids(self.bound.layer, phase)[run.tokens]
         for heads in self._head_slices(weights, run):
             part = MLAWeights(w_uk=weights.w_uk[heads], w_uv=weights.w_uv[heads])
             out[run.tokens, heads] = self._attend_heads(phase, run, heads, part, piece, selected)
@@ -201,7 +191,7 @@ class _Call:
     def _head_slices(self, weights: MLAWeights, run: MLARun) -> list[slice]:
         """Runs of heads whose expanded keys and values fit in the workspace together; one head alone always does."""
         rows = max([run.tokens.stop - run.tokens.start, *(chunk.num_keys for chunk in run.context)])
-        per_head = rows * (self.layer.head_dim + self.layer.v_head_dim) * weights.w_uk.dtype.itemsize
+        per_head = rows * (self.bound.layer.head_dim + self.bound.layer.v_head_dim) * weights.w_uk.dtype.itemsize
         step = max(1, MAX_EXPANDED_BYTES // per_head)
         count = weights.w_uk.shape[0]
         return [slice(start, min(start + step, count)) for start in range(0, count, step)]
@@ -212,13 +202,13 @@ class _Call:
         run: MLARun,
         heads: slice,
         weights: MLAWeights,
-        inputs: tuple[torch.Tensor, ...],
+        inputs: LatentInputs,
         selected: torch.Tensor | None,
     ) -> torch.Tensor:
         q_nope, q_rope, latent, k_rope = inputs
         q = torch.cat([q_nope[:, heads], q_rope[:, heads]], dim=-1).to(weights.w_uk.dtype)
-        attend = self.kernels.phases["prefill"].varlen_attention
-        scale = self.layer.softmax_scale
+        attend = self.bound.kernels.phases["prefill"].varlen_attention
+        scale = self.bound.layer.softmax_scale
         keys, values = _expand(latent, k_rope, weights)
         result, lse = attend(
             q,
@@ -237,7 +227,7 @@ class _Call:
         )
         for chunk in run.context:
             rows = self._find_context(phase, run, chunk)
-            latent, k_rope = self.kernels.calls.gather_cache(self.cache, rows)
+            latent, k_rope = self.bound.kernels.calls.gather_cache(self.place.cache, rows)
             keys, values = _expand(latent, k_rope, weights)
             tokens = chunk.tokens
             part, part_lse = attend(
@@ -257,19 +247,20 @@ class _Call:
                 need_lse=True,
             )
             before = require_lse(lse)
-            merged = self.kernels.calls.merge_states(result[tokens], before[tokens], part, require_lse(part_lse))
+            merged = self.bound.kernels.calls.merge_states(result[tokens], before[tokens], part, require_lse(part_lse))
             result[tokens], before[tokens] = merged
         if self.sink is not None:
-            result = self.kernels.calls.apply_sink(result, require_lse(lse), self.sink[heads])
+            result = self.bound.kernels.calls.apply_sink(result, require_lse(lse), self.sink[heads])
         return result
 
     def _find_context(self, phase: Phase, run: MLARun, chunk: ContextChunk) -> torch.Tensor:
         """The cache rows of one of a run's chunks; found once for all layers of a group."""
-        batch = phase.batches[self.group]
-        key = ("context", run.requests.start, chunk.pieces, self.cache.page_stride)
+        cache, group = self.place
+        batch = phase.batches[group]
+        key = ("context", run.requests.start, chunk.pieces, cache.page_stride)
         rows = None if batch.memo is None else batch.memo.get(key)
         if not isinstance(rows, torch.Tensor):
-            rows = _context_rows(batch, run, chunk, self.cache)
+            rows = _context_rows(batch, run, chunk, cache)
             if batch.memo is not None:
                 batch.memo[key] = rows
         return rows
@@ -303,11 +294,3 @@ def _expand(latent: torch.Tensor, k_rope: torch.Tensor, weights: MLAWeights) -> 
 def _project(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [tokens, heads, in] through weight [heads, in, out], head by head: [tokens, heads, out]."""
     return torch.bmm(x.to(weight.dtype).transpose(0, 1), weight).transpose(0, 1)
-
-
-def _mla(layer: LayerShape) -> Any:
-    return layer.mla
-
-
-def _topk(layer: LayerShape) -> int:
-    return layer.indexer.topk if layer.indexer is not None else 0

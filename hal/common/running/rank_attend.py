@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from hal.common.contract.call_values import KVCache
 from hal.common.contract.masking import Masking, masking_of
 from hal.common.contract.step import StepMetadata
-from hal.config import LayerShape
 
-from .layer_kernels import LayerKernels
+from .places import BoundTo, Place
 from .ranks import DCPGroup
 
 
 def attend_shards(
-    layer: LayerShape,
-    kernels: LayerKernels,
-    cache: KVCache,
-    group: int,
+    bound: BoundTo,
+    place: Place,
     q: torch.Tensor,
     metadata: StepMetadata,
     sink: torch.Tensor | None,
@@ -30,15 +26,16 @@ def attend_shards(
     """
     if not metadata.phases:
         return
-    order, sight = metadata.token_order, masking_of(layer).sight
+    layer, kernels, order = bound.layer, bound.kernels, metadata.token_order
+    sight = masking_of(layer).sight
     # What is seen lies in the ranges of the shares.
     capped = Masking(softcap=layer.softcap)
     queries = ranks.gather_queries(q[: metadata.num_tokens] if order is None else q.index_select(0, order))
     partial = [
         kernels.phases[phase.name].paged_attention(
             queries[phase.tokens],
-            cache,
-            phase.shards[sight][group],
+            place.cache,
+            phase.shards[sight][place.group],
             softmax_scale=layer.softmax_scale,
             masking=capped,
             need_lse=True,
