@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hal.common.backends.proof import weakest
 from hal.common.backends.registry import backends, platforms
@@ -148,7 +148,7 @@ def _say_refusals(device: Device, rejected: Mapping[str, tuple[Reason, ...]]) ->
     for name, found in sorted(rejected.items()):
         if name in backends() and backends()[name].platform == device.platform:
             for reason in found:
-                yield f"{name}: {replace(reason, have='its code') if reason.have == name else reason}"
+                yield f"{name}: {reason.without(name)}"
 
 
 def _list_providers(selections: Sequence[Selection]) -> dict[str, tuple[str, ...]]:

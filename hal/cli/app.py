@@ -195,8 +195,8 @@ def explain(
         ),
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(metavar="N", help="Longest request. Default: the model's.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(metavar="N", help="Requests per step.")] = 64,
-    max_num_batched_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per step.")] = 8192,
+    max_num_seqs: Annotated[int | None, typer.Option(metavar="N", help="Requests per step. Default: 64.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens per step. Default: 8192.")] = None,
     allow_unserved: Annotated[
         bool, typer.Option("--allow-unserved", help="Exit with 0, not 3, where no device asked for serves the model.")
     ] = False,

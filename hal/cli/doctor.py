@@ -20,6 +20,7 @@ from hal.common.backends.registry import backends, broken_plugins, find_backend,
 from hal.common.contract.device import Device
 from hal.common.contract.environment import VARIABLES, find_mistakes, read_variable
 from hal.common.contract.quiet import describe_error
+from hal.common.contract.reason import Reason
 from hal.common.contract.software import Library
 
 from .clashes import find_clashes, find_shared
@@ -80,7 +81,7 @@ def find_problems(report: Section) -> Iterator[str]:
             yield f"{backend['name']} failed its check: {backend['check']['failure']}"
     pinned = read_variable("HAL_BACKEND")
     if pinned is not None and not any(row["name"] == _name_now(pinned) and row["usable"] for row in found):
-        why = "; ".join(reason for row in found if row["name"] == _name_now(pinned) for reason in row["reasons"])
+        why = "; ".join(str(reason) for row in found if row["name"] == _name_now(pinned) for reason in row["reasons"])
         yield f"HAL_BACKEND pins {pinned}, which is not usable here: {why or 'no backend has that name'}"
 
 
@@ -207,7 +208,7 @@ def _import_names(found: importlib.metadata.Distribution) -> tuple[str, ...]:
 def examine_backends() -> list[Section]:
     """Each backend: usable on a device of this machine or why not, and a tiny computation where it is.
 
-    reasons on a usable one say why the computation is not for it.
+    reasons, each a Reason or a sentence, say on a usable one why the computation is not for it.
     """
     devices: dict[str, Device] = {}
     for probe in probe_platforms():
@@ -219,7 +220,7 @@ def examine_backends() -> list[Section]:
 def _guard_backend(name: str, device: Device | None) -> Section:
     row: Section = {"name": name, "device": device.target if device else None, "usable": False, "check": None}
     try:
-        reasons = explain_unusable(name, device)
+        reasons: tuple[Reason | str, ...] = explain_unusable(name, device)
         if not reasons and device is not None:
             unchecked = explain_unchecked(name, device)
             check = None if unchecked else check_in_subprocess(name, device.target)

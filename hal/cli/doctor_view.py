@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hal.common.contract.plan_text import format_bytes
-
-from .explain_view import say_of
+from hal.common.contract.reason import Reason
 
 GOOD, BAD, QUIET = "green", "bold yellow", "dim"
 
@@ -90,15 +89,16 @@ def _show_platforms(section: list[dict[str, Any]], console: Console) -> None:
 def _show_backends(section: list[dict[str, Any]], console: Console) -> None:
     _title(console, "backends")
     table = _table()
-    refused: dict[str, list[str]] = {}
+    refused: dict[tuple[Reason | str, ...], list[str]] = {}
     for row in section:
         if row["usable"]:
             table.add_row(Text(row["name"], style=GOOD), _check_words(row))
         else:
-            refused.setdefault("; ".join(row["reasons"]), []).append(row["name"])
+            refused.setdefault(tuple(row["reasons"]), []).append(row["name"])
     _line(console, table)
-    for reason, names in refused.items():
-        _line(console, f"{', '.join(names)}: {say_of(names, reason)}", QUIET)
+    for reasons, names in refused.items():
+        said = (reason.render(names) if isinstance(reason, Reason) else reason for reason in reasons)
+        _line(console, f"{', '.join(names)}: {'; '.join(said)}", QUIET)
 
 
 def _check_words(row: dict[str, Any]) -> Text:

@@ -16,6 +16,7 @@ from hal.common.contract.plan import Plan
 from hal.common.contract.request import Request
 from hal.common.contract.selection import Selection
 from hal.common.contract.software import Software
+from hal.common.planning.defaults import default_dtype, default_limits
 from hal.common.planning.plan import installed, plan
 from hal.config import LayerShape, ModelShape, read_shape
 from hal.config.dtypes import model_dtype_name
@@ -27,8 +28,6 @@ from .declared import read_software
 from .explain_answer import Capacity, DeviceAnswer, Explanation, LayerAnswer, Question
 from .weights import measure_weights
 
-DEFAULT_DTYPE = "bfloat16"
-DEFAULT_LENGTH = 8192
 GB = 10**9
 UNSERVED = 3
 """The exit code where a model is served nowhere that was asked for."""
@@ -69,7 +68,7 @@ def explain(question: Question) -> Explanation:
     _check_numbers(question)
     shape = read_shape(question.config)
     check_backend_name(question.backend)
-    dtype = checked(model_dtype_name, question.dtype if question.dtype != "auto" else shape.dtype or DEFAULT_DTYPE)
+    dtype = checked(model_dtype_name, default_dtype(shape) if question.dtype == "auto" else question.dtype)
     terms = Explanation(
         shape=shape,
         dtype=dtype,
@@ -97,11 +96,15 @@ def _check_numbers(question: Question) -> None:
 
 
 def _limits(question: Question, shape: ModelShape) -> Limits:
-    longest = question.max_model_len
-    if longest is None:
-        longest = shape.max_position_embeddings or DEFAULT_LENGTH
     try:
-        return Limits(longest, question.max_num_seqs, question.max_num_batched_tokens, question.block_size)
+        return default_limits(
+            shape,
+            "fleet",
+            max_model_len=question.max_model_len,
+            max_num_seqs=question.max_num_seqs,
+            max_num_batched_tokens=question.max_num_batched_tokens,
+            block_size=question.block_size,
+        )
     except ValueError as error:
         raise InputError(str(error)) from error
 

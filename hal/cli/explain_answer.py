@@ -33,8 +33,8 @@ class Question:
     backend: str | None = None
     memory_gb: float | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 8192
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     software: tuple[str, ...] = ()
     weights: str = ""
 

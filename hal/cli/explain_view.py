@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -24,8 +22,8 @@ from .explain_sizes import say_layer_bytes, size_rows
 from .tables import fit_table
 from .words import say_layer, say_model, say_verdict
 
-Refusals = dict[str, list[str]]
-"""Reasons as sentences, each with the backends it stops."""
+Refusals = dict[tuple[str, Reason], list[str]]
+"""Reasons, after the layers they are about where those are not all, each with the backends it stops."""
 
 
 def show(answer: Explanation, console: Console) -> None:
@@ -167,10 +165,8 @@ def _show_refusals(found: DeviceAnswer, console: Console) -> None:
         return
     console.print()
     _print(console, Text("why not another", style="dim"))
-    for sentence, names in shared.items():
-        _print(console, Text.assemble((", ".join(names), "bold"), f": {say_of(names, sentence)}"), indent=4)
-    for sentence, names in own.items():
-        _print(console, Text.assemble((", ".join(names), "bold"), f": {say_of(names, sentence)}"), indent=4)
+    for (where, reason), names in (*shared.items(), *own.items()):
+        _print(console, Text.assemble((", ".join(names), "bold"), f": {where}{reason.render(names)}"), indent=4)
     if able:
         _print(console, Text.assemble((", ".join(able), "bold"), ": able too, ranked after"), indent=4)
     if foreign:
@@ -184,7 +180,7 @@ def group_refusals(layers: Sequence[LayerAnswer]) -> tuple[Refusals, Refusals, l
     """Causes of the whole environment, each once with the backends it stops; then each backend's own, with the layers
     it concerns where it is not all of them; then the names of other platforms' backends."""
     shared: Refusals = {}
-    own: dict[tuple[str, str], list[LayerAnswer]] = {}
+    own: dict[tuple[str, Reason], list[LayerAnswer]] = {}
     foreign: list[str] = []
     served = [row for row in layers if row.layer.kind not in ("none", "cross")]
     for row in served:
@@ -193,25 +189,12 @@ def group_refusals(layers: Sequence[LayerAnswer]) -> tuple[Refusals, Refusals, l
                 if reason.code == "platform":
                     foreign += [name] if name not in foreign else []
                 elif reason.is_environmental:
-                    names = shared.setdefault(_sentence(name, reason), [])
+                    names = shared.setdefault(("", reason.without(name)), [])
                     names += [name] if name not in names else []
                 else:
-                    own.setdefault((name, _sentence(name, reason)), []).append(row)
+                    own.setdefault((name, reason.without(name)), []).append(row)
     specific: Refusals = {}
-    for (name, sentence), rows in own.items():
+    for (name, reason), rows in own.items():
         where = "" if len(rows) == len(served) else f"layers {format_ids(i for row in rows for i in row.layer_ids)}: "
-        specific.setdefault(where + sentence, []).append(name)
+        specific.setdefault((where, reason), []).append(name)
     return shared, specific, foreign
-
-
-def say_of(names: Sequence[str], sentence: str) -> str:
-    """A reason against a backend, as it is said of so many."""
-    if len(names) == 1:
-        return sentence
-    several = re.sub(r"\bit (needs|takes|runs|returns|allows)\b", lambda said: f"they {said[1][:-1]}", sentence)
-    return re.sub(r"\bit is\b", "they are", re.sub(r"\bits code is\b", "their code is", several))
-
-
-def _sentence(name: str, reason: Reason) -> str:
-    """The reason without the backend's own name, so that equal causes read alike."""
-    return str(replace(reason, have="its code") if reason.have == name else reason)

@@ -15,19 +15,19 @@ from hal.config import read_shape
 from .selfcheck import SAMPLE, check_dtype
 
 
-def explain_unusable(name: str, device: Device | None) -> tuple[str, ...]:
-    """Sentences on what keeps a backend from this machine, () where nothing does.
+def explain_unusable(name: str, device: Device | None) -> tuple[Reason | str, ...]:
+    """What keeps a backend from this machine, () where nothing does.
 
     device is the machine's device of the backend's platform, None where it has none.
     """
     cls = find_backend(name)
     if cls.capabilities is None:
-        return ("its code is not written yet",)
+        return (Reason("not_built", None, "code"),)
     if device is None:
         return (f"this machine has no {cls.platform} device",)
     if find_spec("torch") is None:
         return ("torch is not installed; pip install 'hal-attention[torch]'",)
-    return tuple(str(reason) for reason in _reasons(name, device) if reason.is_environmental)
+    return tuple(reason.without(name) for reason in _reasons(name, device) if reason.is_environmental)
 
 
 def explain_unchecked(name: str, device: Device) -> tuple[str, ...]:

@@ -180,16 +180,12 @@ def describe_reasons(request: Request, verdicts: Mapping[str, tuple[Reason, ...]
     """The reasons as lines for people: environment-wide causes once, then each backend's own."""
     other = {cls.name for cls in backends().values() if cls.platform != request.device.platform}
     own = verdicts.keys() - other
-    shared: dict[str, list[str]] = {}
-    lines: list[str] = []
+    shared: dict[Reason, list[str]] = {}
     for name in sorted(own):
         for reason in verdicts[name]:
             if reason.is_environmental:
-                text = str(reason).replace(name, "the backend")
-                shared.setdefault(text, []).append(name)
-    for text, names in shared.items():
-        told = text if len(names) == 1 else text.replace("the backend is", "the backends are")
-        lines.append(f"  {', '.join(names)}: {told}")
+                shared.setdefault(reason.without(name), []).append(name)
+    lines = [f"  {', '.join(names)}: {reason.render(names)}" for reason, names in shared.items()]
     for name in sorted(own):
         lines += [f"  {name}: {reason}" for reason in verdicts[name] if not reason.is_environmental]
     if other:

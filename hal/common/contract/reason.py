@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from hal.config.errors import InputError
 
+# {it}, {is_} and the verbs are said of one backend or of several; {code} is the code of whoever `have` names.
 _SENTENCES = {
-    "platform": "it runs on {want} devices, not on {have}",
+    "platform": "{it} {runs} on {want} devices, not on {have}",
     "arch": "arch {have} is not among {want}",
-    "not_built": "{have} is not written yet",
-    "library_absent": "it needs {want}, which is not installed",
+    "not_built": "{code} is not written yet",
+    "library_absent": "{it} {needs} {want}, which is not installed",
     "library_broken": "{want} is installed but does not load: {have}",
-    "library_version": "it needs {want}, found {have}",
-    "kind": "it serves {want}, not {have}",
+    "library_version": "{it} {needs} {want}, found {have}",
+    "kind": "{it} {serves} {want}, not {have}",
     "dtype": "dtype {have} is not one of {want}",
     "kv_layout": "KV layout {have} is not one of {want}",
     "block_size": "block size {have} does not fit {want}",
     "head_dim": "head_dim {have} is not {want}",
     "v_head_dim": "v_head_dim {have} is not {want}",
-    "heads": "{have}, it takes {want}",
+    "heads": "{have}, {it} {takes} {want}",
     "topk_width": "top-k width {have} is not {want}",
-    "window": "a window of {have} keys, it takes {want}",
-    "sink": "attention sinks: {have}, it takes {want}",
-    "softcap": "a softcap of {have}, it takes {want}",
-    "causal": "causal={have}, it takes {want}",
-    "chunk": "chunked attention of {have} keys, it takes {want}",
-    "position_bias": "a position bias ({have}), it takes {want}",
-    "dcp": "{have} decode-context ranks, it takes {want}",
-    "lse": "an LSE is asked for, it returns {want}",
-    "deterministic": "deterministic results are asked for, it is {have}",
-    "graphs": "graph capture {have}, it allows {want}",
-    "spec_decode": "{have} speculative tokens, it takes {want}",
-    "compressed": "{have}, it takes {want}",
-    "memory": "{have} of memory, it needs {want}",
+    "window": "a window of {have} keys, {it} {takes} {want}",
+    "sink": "attention sinks: {have}, {it} {takes} {want}",
+    "softcap": "a softcap of {have}, {it} {takes} {want}",
+    "causal": "causal={have}, {it} {takes} {want}",
+    "chunk": "chunked attention of {have} keys, {it} {takes} {want}",
+    "position_bias": "a position bias ({have}), {it} {takes} {want}",
+    "dcp": "{have} decode-context ranks, {it} {takes} {want}",
+    "lse": "an LSE is asked for, {it} {returns} {want}",
+    "deterministic": "deterministic results are asked for, {it} {is_} {have}",
+    "graphs": "graph capture {have}, {it} {allows} {want}",
+    "spec_decode": "{have} speculative tokens, {it} {takes} {want}",
+    "compressed": "{have}, {it} {takes} {want}",
+    "memory": "{have} of memory, {it} {needs} {want}",
 }
+_VERBS = ("runs", "needs", "serves", "takes", "returns", "allows")
+_ONE = {"it": "it", "is_": "is", "its": "its", **{verb: verb for verb in _VERBS}}
+_SEVERAL = {"it": "they", "is_": "are", "its": "their", **{verb: verb.removesuffix("s") for verb in _VERBS}}
 
 CODES = tuple(_SENTENCES)
 
@@ -61,8 +65,18 @@ class Reason:
                 object.__setattr__(self, name, tuple(sorted(value, key=lambda item: (str(type(item)), item))))
 
     def __str__(self) -> str:
-        text = _SENTENCES[self.code].format(have=show(self.have), want=show(self.want))
+        return self.render()
+
+    def render(self, subjects: Sequence[str] = ()) -> str:
+        """The sentence, with its next step, as it is said of the backends of these names: of "it" or of "them"."""
+        words = _SEVERAL if len(subjects) > 1 else _ONE
+        code = f"{words['its']} code" if self.have is None else show(self.have)
+        text = _SENTENCES[self.code].format(have=show(self.have), want=show(self.want), code=code, **words)
         return f"{text}; {self.fix}" if self.fix else text
+
+    def without(self, name: str) -> Reason:
+        """The reason that says nothing of the backend of this name, so that what stops several is one reason."""
+        return replace(self, have=None) if self.have == name else self
 
     @property
     def is_environmental(self) -> bool:

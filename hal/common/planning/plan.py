@@ -28,6 +28,7 @@ from hal.config.dtypes import model_dtype_name
 
 from .buffers import chosen_rows, plan_buffers
 from .cache_parts import CachePart, check_entry_sources, list_parts
+from .defaults import default_dtype, default_limits
 from .rank_buffers import rank_buffers
 from .step_arrays import list_regions, place_regions
 
@@ -51,18 +52,19 @@ def plan(
 ) -> Plan:
     """The plan of a model on a device: this machine's best one by default; a target's name means this machine's where it has one.
 
-    dtype is the model's unless given. kv_layout goes to every layer whose kind can have it; the others of a model that has any
-    such layer take "auto"; "fp8" gives each layer the fp8 layout of its own family. Quantised index keys go with quantised
-    latents where the backend has them. software None takes what is installed for a present device, and every library for
+    limits: as default_limits has them unless given, 8 requests of at most 8,192 tokens. dtype is the model's unless given.
+    kv_layout goes to every layer whose kind can have it; the others of a model that has any such layer take "auto"; "fp8" gives
+    each layer the fp8 layout of its own family. Quantised index keys go with quantised latents where the backend has them.
+    software None takes what is installed for a present device, and every library for
     another. NoBackend where a layer cannot be served; no tensor is made.
     """
     _check_types(shape, limits, parallel, software, kv_layout, backend)
-    limits = _default_limits(shape) if limits is None else limits
+    limits = default_limits(shape) if limits is None else limits
     parallel = Parallel() if parallel is None else parallel
     check_entry_sources(shape)
     warn_of_mistakes()
     device = find_device(device)
-    dtype = model_dtype_name(dtype if dtype is not None else shape.dtype or "bfloat16")
+    dtype = model_dtype_name(default_dtype(shape) if dtype is None else dtype)
     if software is None and device.present:
         software = installed()
 
@@ -170,11 +172,6 @@ def installed() -> Software:
     from hal.common.vendor.presence import find_libraries
 
     return find_libraries(known_libraries().values())
-
-
-def _default_limits(shape: ModelShape) -> Limits:
-    longest = min(shape.max_position_embeddings or 4096, 8192)
-    return Limits(max_model_len=longest, max_num_seqs=8, max_num_batched_tokens=2048)
 
 
 def _group_layers(

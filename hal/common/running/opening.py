@@ -16,7 +16,7 @@ from hal.common.contract.wording import say_groups
 from hal.common.stepping.pages import make_pools
 
 from .attention import Attention, find_torch_device, open_backends
-from .ranks import join_group
+from .ranks import join_ranks
 
 if TYPE_CHECKING:
     from hal.common.contract.cache_groups import CacheSpec
@@ -28,9 +28,9 @@ Given = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 @torch.inference_mode(False)
-def open_attention(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, int] | None, group: Any) -> Attention:
+def open_attention(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int, int] | None, process_group: Any) -> Attention:
     """An Attention on zero-filled caches of its own; CapacityError where they would not fit."""
-    ranks = join_group(plan, group)
+    ranks = join_ranks(plan, process_group)
     blocks = _blocks_per_group(plan, num_blocks)
     device, where = plan.device, find_torch_device(plan)
     needed = sum(count * group.page_bytes for count, group in zip(blocks, plan.groups, strict=False))
@@ -69,9 +69,9 @@ def _blocks_per_group(plan: Plan, num_blocks: int | Sequence[int] | Mapping[int,
 
 
 @torch.inference_mode(False)
-def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], group: Any) -> Attention:
+def bind_attention(plan: Plan, tensors: Mapping[CacheKey, Given], process_group: Any) -> Attention:
     """An Attention on the engine's tensors; LayoutError names the spec and the tensor that do not fit."""
-    ranks = join_group(plan, group)
+    ranks = join_ranks(plan, process_group)
     specs = {spec.key: spec for spec in plan.cache_specs()}
     if not isinstance(tensors, Mapping):
         raise LayoutError(f"caches is a {type(tensors).__name__}; expected a mapping from plan.cache_specs()' keys to tensors")

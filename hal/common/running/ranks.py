@@ -26,7 +26,7 @@ class DCPGroup:
     divides_heads: each rank brings query heads of its own, its part of tensor parallelism; otherwise all have the same.
     """
 
-    group: Any
+    process_group: Any
     parallel: Parallel
     divides_heads: bool
 
@@ -50,7 +50,7 @@ class DCPGroup:
         if self.divides_heads:
             parts = packed.unflatten(1, (self.parallel.dcp, -1)).movedim(1, 0).contiguous()
             received = torch.empty_like(parts)
-            torch.distributed.all_to_all_single(received, parts, group=self.group)
+            torch.distributed.all_to_all_single(received, parts, group=self.process_group)
         else:
             received = self.gather(packed)
         logs = received[..., width:].contiguous().view(lse.dtype).squeeze(-1)
@@ -62,7 +62,7 @@ class DCPGroup:
         gathered = tensor.new_empty((ranks * tensor.shape[0], *tensor.shape[1:]))
         # The name since torch 2.13, and the one before.
         call = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
-        call(gathered, tensor.contiguous(), group=self.group)
+        call(gathered, tensor.contiguous(), group=self.process_group)
         return gathered.view(ranks, *tensor.shape)
 
     def merge_states(self, calls: Backend, out: torch.Tensor, lse: torch.Tensor) -> States:
@@ -77,20 +77,20 @@ class DCPGroup:
         return merged
 
 
-def join_group(plan: Plan, group: Any) -> DCPGroup | None:
+def join_ranks(plan: Plan, process_group: Any) -> DCPGroup | None:
     """The plan's DCP group, None for one rank; InputError on every rank where they do not belong together.
 
     The ranks compare notes in one collective of three numbers each, before anything is allocated.
     """
     parallel = plan.parallel
     if parallel.dcp == 1:
-        if group is not None:
+        if process_group is not None:
             raise InputError("a DCP group was given and the plan has dcp=1; plan with Parallel(dcp=...) or leave the group out")
         return None
-    _check_size(parallel, group)
+    _check_size(parallel, process_group)
     device = plan.device.torch_device
     told = torch.tensor([[parallel.dcp_rank, parallel.tp_rank, _fingerprint(plan)]], dtype=torch.int64, device=device)
-    joined = DCPGroup(group=group, parallel=parallel, divides_heads=False)
+    joined = DCPGroup(process_group=process_group, parallel=parallel, divides_heads=False)
     ranks, tp_ranks, prints = joined.gather(told).squeeze(1).T.tolist()
     if ranks != list(range(parallel.dcp)):
         raise InputError(
@@ -113,16 +113,16 @@ def join_group(plan: Plan, group: Any) -> DCPGroup | None:
     return replace(joined, divides_heads=True)
 
 
-def _check_size(parallel: Parallel, group: Any) -> None:
+def _check_size(parallel: Parallel, process_group: Any) -> None:
     if not torch.distributed.is_available():
         raise BackendError(
             f"the plan has dcp={parallel.dcp} and this torch was built without torch.distributed; use another build"
         )
-    if group is None:
+    if process_group is None:
         raise InputError(f"the plan has dcp={parallel.dcp} and no DCP group was given; pass group=, a torch process group")
-    if not isinstance(group, torch.distributed.ProcessGroup):
-        raise InputError(f"group is a {type(group).__name__}; expected a torch process group of {parallel.dcp} ranks")
-    size = torch.distributed.get_world_size(group)
+    if not isinstance(process_group, torch.distributed.ProcessGroup):
+        raise InputError(f"group is a {type(process_group).__name__}; expected a torch process group of {parallel.dcp} ranks")
+    size = torch.distributed.get_world_size(process_group)
     if size != parallel.dcp:
         raise InputError(f"the DCP group has {size} ranks and the plan has dcp={parallel.dcp}; they must be as many")
 

@@ -94,15 +94,17 @@ def test_equal_causes_are_said_once() -> None:
     layer = refused(first=(absent,), second=(absent, Reason("window", 8, "full attention only")))
     other = replace(layer, layer_ids=(1,), rejected={"first": (absent,), "third": (Reason("platform", "cpu", "other"),)})
     shared, own, foreign = group_refusals([layer, other])
-    assert shared == {str(absent): ["first", "second"]}
-    assert own == {"layers 0: a window of 8 keys, it takes full attention only": ["second"]}
+    assert shared == {("", absent): ["first", "second"]}
+    assert own == {("layers 0: ", Reason("window", 8, "full attention only")): ["second"]}
     assert foreign == ["third"]
 
 
 def test_code_that_is_not_written_reads_alike_for_all_backends() -> None:
     layer = refused(**{name: (Reason("not_built", name, "code"),) for name in ("first", "second")})
     shared, _, _ = group_refusals([layer])
-    assert shared == {"its code is not written yet": ["first", "second"]}
+    ((_, reason),) = shared
+    assert shared["", reason] == ["first", "second"]
+    assert reason.render(["first", "second"]) == "their code is not written yet"
 
 
 def test_latent_is_replicated_over_ranks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import hal
 from hal.common.contract.software import Library
+from hal.common.planning.defaults import default_limits
 from hal.config import LayerShape
 
 from .helpers.fakes import ask, capabilities, codes, gqa_layer, make_backend, mla_layer, model, sparse_layer
@@ -193,3 +194,13 @@ def test_an_argument_of_another_kind_is_refused_by_name(name: str, value: object
 def test_pools_for_no_number_of_tokens(tokens: object) -> None:
     with pytest.raises(hal.InputError, match=f"num_tokens is {tokens!r}"):
         planned(MIXED).blocks_per_group(tokens)
+
+
+@pytest.mark.parametrize(("purpose", "limits"), [("run", (8192, 8, 2048)), ("fleet", (131072, 64, 8192))])
+def test_what_nobody_says_is_a_purpose_s(purpose: str, limits: tuple[int, int, int]) -> None:
+    shape = replace(MIXED, max_position_embeddings=131072)
+    found = default_limits(shape, purpose)
+    assert (found.max_model_len, found.max_num_seqs, found.max_num_batched_tokens) == limits
+    given = default_limits(shape, purpose, max_model_len=7, max_num_seqs=2, max_num_batched_tokens=3, block_size=16)
+    assert given == hal.Limits(7, 2, 3, 16)
+    assert hal.plan(shape, "cpu", dtype="float32").limits == default_limits(shape, "run")

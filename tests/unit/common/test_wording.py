@@ -9,7 +9,7 @@ import pytest
 
 import hal
 from hal.cli.compile_view import by_reason
-from hal.cli.explain_view import say_of
+from hal.common.contract.reason import Reason
 from hal.common.contract.wording import say_all, say_count, say_groups
 from hal.common.vendor.facts import read_kernels
 
@@ -54,18 +54,36 @@ def test_a_kernel_row_names_what_is_wrong_alone(row: str, said: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("sentence", "several"),
+    ("reason", "one", "several"),
     [
-        ("its code is not written yet", "their code is not written yet"),
-        ("it needs aiter, which is not installed", "they need aiter, which is not installed"),
-        ("a window of 8 keys, it takes full attention only", "a window of 8 keys, they take full attention only"),
-        ("deterministic results are asked for, it is unordered", "deterministic results are asked for, they are unordered"),
-        ("arch gfx90a is not among gfx942", "arch gfx90a is not among gfx942"),
+        (Reason("not_built", "a", "code").without("a"), "its code is not written yet", "their code is not written yet"),
+        (
+            Reason("library_absent", "nothing", "aiter"),
+            "it needs aiter, which is not installed",
+            "they need aiter, which is not installed",
+        ),
+        (
+            Reason("window", 8, "full attention only"),
+            "a window of 8 keys, it takes full attention only",
+            "a window of 8 keys, they take full attention only",
+        ),
+        (
+            Reason("deterministic", "unordered", "an order"),
+            "deterministic results are asked for, it is unordered",
+            "deterministic results are asked for, they are unordered",
+        ),
+        (Reason("arch", "gfx90a", "gfx942"), "arch gfx90a is not among gfx942", "arch gfx90a is not among gfx942"),
+        (
+            Reason("platform", "it runs", "what it is", "it takes time"),
+            "it runs on what it is devices, not on it runs; it takes time",
+            "they run on what it is devices, not on it runs; it takes time",
+        ),
     ],
 )
-def test_a_reason_speaks_of_as_many_backends_as_it_names(sentence: str, several: str) -> None:
-    assert say_of(["one"], sentence) == sentence
-    assert say_of(["one", "two"], sentence) == several
+def test_a_reason_speaks_of_as_many_backends_as_it_names(reason: Reason, one: str, several: str) -> None:
+    """Its own words alone: what there is and what it would take are nobody's grammar."""
+    assert reason.render(["a"]) == str(reason) == one
+    assert reason.render(["a", "b"]) == several
 
 
 def test_targets_that_fail_for_one_reason_share_its_line() -> None:
