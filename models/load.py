@@ -84,7 +84,16 @@ def load(
         shrink(module, sharding)
         where = torch.device(serving.device.torch_device or "cpu")
         is_shown = progress and ranks.is_first
-        notes = load_weights(module, index, report, device=where, dtype=torch_dtype, slices=sharding.slices, progress=is_shown)
+        notes = load_weights(
+            module,
+            index,
+            report,
+            device=where,
+            dtype=torch_dtype,
+            slices=sharding.slices,
+            num_ranks=ranks.count,
+            progress=is_shown,
+        )
     report = replace(report, warnings=report.warnings + notes + sharding.notes)
     module.generation_config = generation_config or module.generation_config
     connect(module, sharding, ranks.tensor)

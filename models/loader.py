@@ -30,6 +30,11 @@ from .tensor_file import open_tensors
 from .verdict import CheckpointPlan
 
 SMALLEST_PORTION = 16 * 2**20
+"""Of the rank's own bytes; transformers holds all of a portion where threads read it."""
+
+SMALLEST_PORTION_IN_TURN = 64 * 2**20
+"""The same where tensors are read one after the other, so that a portion costs time and no memory."""
+
 NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
 """transformers' switch; it has no argument for it."""
 
@@ -42,13 +47,15 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     slices: Slices | None = None,
+    num_ranks: int = 1,
     progress: bool = True,
 ) -> tuple[str, ...]:
     """Fill a meta module from the files that `plan` accounts for; returns what the user should know about tied weights.
 
     Tensors are read slice by slice straight to `device` and `dtype`; of parameters that `slices` divides, whose shapes in the
     module are this rank's, no more than its part where they are copied or stacked as they are, and the whole, one at a time,
-    where they are converted. CheckpointError, with the module left unfinished, if transformers' loader finds anything that
+    where they are converted. With a processor or less for each of the `num_ranks` that load at once no threads read for one:
+    they would wait for each other, and memory with them. CheckpointError, with the module left unfinished, if transformers' loader finds anything that
     the plan did not.
     """
     slices = Slices() if slices is None else slices
@@ -64,7 +71,15 @@ def load_weights(
     for target, keys in plan.assigned.items():
         targets[keys].append(target)
     resolver = KeyResolver(module=module)
-    source = _Source(module=module, index=index, plan=plan, slices=slices, resolver=resolver, targets=targets)
+    source = _Source(
+        module=module,
+        index=index,
+        plan=plan,
+        slices=slices,
+        resolver=resolver,
+        targets=targets,
+        in_turn=count_processors() < 2 * num_ranks,
+    )
     with quiet_transformers():
         info = _load_in_portions(source, config, progress)
         _check_against_plan(info, plan)
@@ -94,6 +109,11 @@ def _reading_in_turn() -> Iterator[None]:
             del os.environ[NO_THREADS]
 
 
+def count_processors() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _give_back_freed_memory() -> None:
     """What the portion read, cast and merged, back to the system at once; glibc keeps it between larger blocks in use."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
@@ -111,14 +131,14 @@ class _Source:
     slices: Slices
     resolver: KeyResolver
     targets: Mapping[tuple[str, ...], list[str]]
+    in_turn: bool
 
 
 def _load_in_portions(source: _Source, config: LoadStateDictConfig, progress: bool) -> Any:
-    index, plan = source.index, source.plan
     merged: Any = None
     with _progress_bar(progress) as bar:
         task = bar.add_task("Loading weights", total=sum(_own_bytes(source, keys) for keys in source.targets))
-        for groups in _split(index, plan):
+        for groups in _split(source):
             info = _load_portion(source, config, groups)
             _give_back_freed_memory()
             merged = info if merged is None else _merge(merged, info)
@@ -128,8 +148,8 @@ def _load_in_portions(source: _Source, config: LoadStateDictConfig, progress: bo
 
 def _load_portion(source: _Source, config: LoadStateDictConfig, groups: Sequence[tuple[str, ...]]) -> Any:
     index, plan = source.index, source.plan
-    has_merges = any(len(keys) > 1 for keys in groups)
-    with ExitStack() as files, _reading_in_turn() if has_merges else nullcontext():
+    in_turn = source.in_turn or any(len(keys) > 1 for keys in groups)
+    with ExitStack() as files, _reading_in_turn() if in_turn else nullcontext():
         paths = dict.fromkeys(index.tensors[key].file for keys in groups for key in keys)
         handles = {path: files.enter_context(open_tensors(path)) for path in paths}
         slices = {
@@ -166,14 +186,15 @@ def _whole_where_converted(source: _Source, slices: dict[str, Any], groups: Sequ
         set_data(module, target, parts[target].take(whole, whole.shape).clone())
 
 
-def _split(index: CheckpointIndex, plan: CheckpointPlan) -> list[list[tuple[str, ...]]]:
+def _split(source: _Source) -> list[list[tuple[str, ...]]]:
     """The keys in portions, those of one parameter together.
 
-    transformers holds all that it is handed in one call, and up to twice what it merges into one parameter. Small portions
+    transformers holds all that threads read in one call, and up to twice what it merges into one parameter. Small portions
     bound the first; the largest parameters go first, while little else is loaded.
     """
-    groups = sorted(dict.fromkeys(plan.assigned.values()), key=lambda keys: _bytes(index, keys), reverse=True)
-    enough = max(SMALLEST_PORTION, sum(_bytes(index, keys) for keys in groups) // 20)
+    own = {keys: _own_bytes(source, keys) for keys in source.targets}
+    groups = sorted(own, key=own.__getitem__, reverse=True)
+    enough = max(SMALLEST_PORTION_IN_TURN if source.in_turn else SMALLEST_PORTION, sum(own.values()) // 20)
     portions: list[list[tuple[str, ...]]] = [[]]
     held = 0
     for keys in groups:
@@ -181,7 +202,7 @@ def _split(index: CheckpointIndex, plan: CheckpointPlan) -> list[list[tuple[str,
             portions.append([])
             held = 0
         portions[-1].append(keys)
-        held += _bytes(index, keys)
+        held += own[keys]
     return portions
 
 

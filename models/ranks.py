@@ -41,6 +41,11 @@ class Ranks:
         """Whether this is the rank that speaks for all."""
         return not self.parallel.tp_rank and not self.parallel.dcp_rank
 
+    @property
+    def count(self) -> int:
+        """How many ranks run the model, this one included."""
+        return 1 if self.everyone is None else dist.get_world_size(self.everyone)
+
     def smallest(self, number: int, device: torch.device) -> int:
         """The smallest of all ranks' numbers."""
         if self.everyone is None:

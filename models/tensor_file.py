@@ -17,11 +17,11 @@ import torch
 from .checkpoint_header import AGAIN, StoredTensor
 from .errors import CheckpointError
 
-SHORT_RUN = 1 << 11
-"""Stretches shorter than this are read together with what lies between them: asking for each by itself costs more."""
+SHORT_GAP = 1 << 14
+"""Stretches with fewer bytes than this between them are read together with those: asking for each by itself costs more."""
 
-BLOCK = 1 << 22
-"""Most bytes that are read at a time for the sake of short stretches."""
+BLOCK = 1 << 20
+"""Most bytes that are read at a time for the sake of short gaps; what fits a processor's cache is cheapest to pick from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ class TensorSlice:
         cut = max((dim for dim, pair in enumerate(bounds) if pair != (0, shape[dim])), default=-1)
         inner = math.prod(shape[cut + 1 :])
         run = (bounds[cut][1] - bounds[cut][0]) * inner if cut >= 0 else inner
-        if cut > 0 and run * dtype.itemsize < SHORT_RUN:
-            return self._read_short_runs(bounds, cut, out)
         size = dtype.itemsize
+        if cut > 0 and (shape[cut] * inner - run) * size < SHORT_GAP:
+            return self._read_with_gaps(bounds, cut, out)
         strides = [math.prod(shape[dim + 1 :]) * size for dim in range(len(shape))]
         start = self.tensor.offset + (bounds[cut][0] * inner * size if cut >= 0 else 0)
         outer = product(*(range(*bounds[dim]) for dim in range(max(cut, 0))))
@@ -112,13 +112,23 @@ class TensorSlice:
         self.file.read(offsets, out, run * size)
         return out
 
-    def _read_short_runs(self, bounds: list[tuple[int, int]], cut: int, out: torch.Tensor) -> torch.Tensor:
-        row = math.prod(self.tensor.shape[1:]) * out.element_size()
-        step = max(1, BLOCK // row)
-        first, last = bounds[0]
-        for start in range(first, last, step):
-            stop = min(last, start + step)
-            whole = [(start, stop), *bounds[1:cut], (0, self.tensor.shape[cut]), *bounds[cut + 1 :]]
-            part = self._read(whole).narrow(cut, bounds[cut][0], bounds[cut][1] - bounds[cut][0])
-            out[start - first : stop - first] = part
+    def _read_with_gaps(self, bounds: list[tuple[int, int]], cut: int, out: torch.Tensor) -> torch.Tensor:
+        """Rows in a row at once into a buffer that is used again, and of each what lies between the bounds into `out`."""
+        shape, size = self.tensor.shape, out.element_size()
+        along, (first, last) = cut - 1, bounds[cut - 1]
+        while along and bounds[along] == (0, shape[along]):
+            along -= 1
+            first, last = (edge * math.prod(shape[along + 1 : cut]) for edge in bounds[along])
+        inner = math.prod(shape[cut + 1 :]) * size
+        start, stop = (edge * inner for edge in bounds[cut])
+        row = shape[cut] * inner
+        buffer = torch.empty(min(last - first, max(1, BLOCK // row)), row, dtype=torch.uint8)
+        places = out.view(-1).view(torch.uint8).view(-1, last - first, stop - start)
+        strides = [math.prod(shape[dim + 1 :]) * size for dim in range(along)]
+        for place, outer in zip(places, product(*(range(*bounds[dim]) for dim in range(along))), strict=True):
+            offset = self.tensor.offset + sum(map(operator.mul, outer, strides)) + first * row
+            for done in range(0, last - first, len(buffer)):
+                rows = buffer[: last - first - done]
+                self.file.read([offset + done * row], rows, rows.numel())
+                place[done : done + len(rows)] = rows[:, start:stop]
         return out

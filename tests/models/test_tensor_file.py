@@ -54,7 +54,7 @@ def test_any_slices_are_those_of_the_tensor(
     save_file({"before": torch.ones(3), "x": tensor}, file)
     picked = tuple(index[: len(shape)])
     with pytest.MonkeyPatch.context() as patch, open_tensors(file) as tensors:
-        patch.setattr(tensor_file, "SHORT_RUN", short)
+        patch.setattr(tensor_file, "SHORT_GAP", short)
         patch.setattr(tensor_file, "BLOCK", block)
         found = tensors.get_slice(read_header(file)["x"])[picked]
     assert torch.equal(found, tensor[picked])
