@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,8 @@ def timed_filling() -> Iterator[list[float]]:
         module_of_load.load_weights = inner
 
 
-def measure_rank(folder: Path, rank: int, ranks: int, store: str) -> None:
-    """Load once as one rank and print what it took, as JSON."""
+def measure_rank(folder: Path, rank: int, ranks: int, store: str, is_sampled: bool) -> None:
+    """Load once as one rank and print what it took, as JSON: memory where it is sampled, else time, which sampling adds to."""
     import hal
     from hal.models import load
 
@@ -115,17 +115,22 @@ def measure_rank(folder: Path, rank: int, ranks: int, store: str) -> None:
     peaks = list(before)
     wait()
     start = time.perf_counter()
-    with sample_peaks(peaks), timed_filling() as filling:
+    with sample_peaks(peaks) if is_sampled else nullcontext(), timed_filling() as filling:
         module = load(folder, device="cpu", limits=limits, group=group, progress=False).module
     seconds = time.perf_counter() - start
     held = sum({tensor.data_ptr(): tensor.nbytes for tensor in module.state_dict().values()}.values())
     memory, whole = (max(peaks[kind] - before[kind], 0) / held for kind in (0, 1))
-    found = {"memory": max(memory, whole), "time": filling[0] / seconds_to_read, "held": held, "fill": filling[0]}
-    print(json.dumps(found | {"seconds": seconds}))
+    found = {"time": filling[0] / seconds_to_read, "held": held, "fill": filling[0], "seconds": seconds}
+    print(json.dumps({"memory": max(memory, whole)} if is_sampled else found))
 
 
 def measure(folder: Path, ranks: int) -> list[dict[str, float]]:
-    """Every rank's figures, from fresh processes."""
+    """Every rank's figures, from fresh processes, those that are timed and those whose memory is sampled apart."""
+    return [one | other for one, other in zip(*(load_once(folder, ranks, kind) for kind in ("time", "memory")), strict=True)]
+
+
+def load_once(folder: Path, ranks: int, kind: str) -> list[dict[str, float]]:
+    """What measure_rank() prints for every rank."""
     with tempfile.TemporaryDirectory() as name:
         sizes = {
             "hidden_size": 384,
@@ -136,9 +141,8 @@ def measure(folder: Path, ranks: int) -> list[dict[str, float]]:
         }
         small = transformers.LlamaConfig(**sizes)
         transformers.LlamaForCausalLM(small).save_pretrained(f"{name}/store-warm")
-        commands = [
-            [sys.executable, __file__, "--rank", str(folder), str(rank), str(ranks), f"{name}/store"] for rank in range(ranks)
-        ]
+        end = [str(ranks), f"{name}/store", kind]
+        commands = [[sys.executable, __file__, "--rank", str(folder), str(rank), *end] for rank in range(ranks)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for command in commands]
         outputs = [process.communicate()[0] for process in processes]
@@ -185,6 +189,6 @@ def main(folders: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
-        measure_rank(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+        measure_rank(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], sys.argv[6] == "memory")
     else:
         sys.exit(main(sys.argv[1:]))

@@ -32,7 +32,7 @@ from .verdict import CheckpointPlan
 SMALLEST_PORTION = 16 * 2**20
 """Of the rank's own bytes; transformers holds all of a portion where threads read it."""
 
-SMALLEST_PORTION_IN_TURN = 64 * 2**20
+SMALLEST_PORTION_IN_TURN = 32 * 2**20
 """The same where tensors are read one after the other, so that a portion costs time and no memory."""
 
 NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
@@ -54,9 +54,9 @@ def load_weights(
 
     Tensors are read slice by slice straight to `device` and `dtype`; of parameters that `slices` divides, whose shapes in the
     module are this rank's, no more than its part where they are copied or stacked as they are, and the whole, one at a time,
-    where they are converted. With a processor or less for each of the `num_ranks` that load at once no threads read for one:
-    they would wait for each other, and memory with them. CheckpointError, with the module left unfinished, if transformers' loader finds anything that
-    the plan did not.
+    where they are converted. Threads read only where each of the `num_ranks` that load at once has two processors: they would
+    wait for each other. CheckpointError, with the module left unfinished, if transformers' loader finds anything that the plan
+    did not.
     """
     slices = Slices() if slices is None else slices
     config = LoadStateDictConfig(
@@ -138,6 +138,7 @@ def _load_in_portions(source: _Source, config: LoadStateDictConfig, progress: bo
     merged: Any = None
     with _progress_bar(progress) as bar:
         task = bar.add_task("Loading weights", total=sum(_own_bytes(source, keys) for keys in source.targets))
+        _give_back_freed_memory()
         for groups in _split(source):
             info = _load_portion(source, config, groups)
             _give_back_freed_memory()

@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ import torch
 from .checkpoint_header import AGAIN, StoredTensor
 from .errors import CheckpointError
 
-SHORT_GAP = 1 << 14
-"""Stretches with fewer bytes than this between them are read together with those: asking for each by itself costs more."""
+SHORT_ROW = 1 << 14
+"""Rows shorter than this are read with what is not wanted of them: asking for a stretch of each costs more than copying it."""
 
 BLOCK = 1 << 20
-"""Most bytes that are read at a time for the sake of short gaps; what fits a processor's cache is cheapest to pick from."""
+"""Most bytes of short rows that are read at a time; what fits a processor's cache is cheapest to pick from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class TensorFile:
 
     path: Path
     descriptor: int
+    buffers: list[torch.Tensor] = field(default_factory=list)
+    """Those that no thread uses; made anew for every tensor, they would leave holes between those that stay."""
 
     def get_slice(self, tensor: StoredTensor) -> TensorSlice:
         """One of the file's tensors, of which nothing is read yet."""
@@ -48,6 +50,18 @@ class TensorFile:
                         f"{offset + run:,}; something writes to it: {AGAIN}"
                     )
                 count += more
+
+    @contextmanager
+    def buffer(self, size: int) -> Iterator[torch.Tensor]:
+        """So many bytes for the block's own use; whatever was read before is in them."""
+        try:
+            buffer = self.buffers.pop()
+        except IndexError:
+            buffer = torch.empty(0, dtype=torch.uint8)
+        if buffer.numel() < size:
+            buffer = torch.empty(max(size, BLOCK), dtype=torch.uint8)
+        yield buffer[:size]
+        self.buffers.append(buffer)
 
     def _read_once(self, view: memoryview, offset: int) -> int:
         try:
@@ -103,8 +117,8 @@ class TensorSlice:
         inner = math.prod(shape[cut + 1 :])
         run = (bounds[cut][1] - bounds[cut][0]) * inner if cut >= 0 else inner
         size = dtype.itemsize
-        if cut > 0 and (shape[cut] * inner - run) * size < SHORT_GAP:
-            return self._read_with_gaps(bounds, cut, out)
+        if cut > 0 and shape[cut] * inner * size < SHORT_ROW:
+            return self._read_short_rows(bounds, cut, out)
         strides = [math.prod(shape[dim + 1 :]) * size for dim in range(len(shape))]
         start = self.tensor.offset + (bounds[cut][0] * inner * size if cut >= 0 else 0)
         outer = product(*(range(*bounds[dim]) for dim in range(max(cut, 0))))
@@ -112,8 +126,8 @@ class TensorSlice:
         self.file.read(offsets, out, run * size)
         return out
 
-    def _read_with_gaps(self, bounds: list[tuple[int, int]], cut: int, out: torch.Tensor) -> torch.Tensor:
-        """Rows in a row at once into a buffer that is used again, and of each what lies between the bounds into `out`."""
+    def _read_short_rows(self, bounds: list[tuple[int, int]], cut: int, out: torch.Tensor) -> torch.Tensor:
+        """Many rows at a time into a buffer, and of each what lies between its bounds from there to `out`."""
         shape, size = self.tensor.shape, out.element_size()
         along, (first, last) = cut - 1, bounds[cut - 1]
         while along and bounds[along] == (0, shape[along]):
@@ -122,13 +136,14 @@ class TensorSlice:
         inner = math.prod(shape[cut + 1 :]) * size
         start, stop = (edge * inner for edge in bounds[cut])
         row = shape[cut] * inner
-        buffer = torch.empty(min(last - first, max(1, BLOCK // row)), row, dtype=torch.uint8)
         places = out.view(-1).view(torch.uint8).view(-1, last - first, stop - start)
         strides = [math.prod(shape[dim + 1 :]) * size for dim in range(along)]
-        for place, outer in zip(places, product(*(range(*bounds[dim]) for dim in range(along))), strict=True):
-            offset = self.tensor.offset + sum(map(operator.mul, outer, strides)) + first * row
-            for done in range(0, last - first, len(buffer)):
-                rows = buffer[: last - first - done]
-                self.file.read([offset + done * row], rows, rows.numel())
-                place[done : done + len(rows)] = rows[:, start:stop]
+        with self.file.buffer(min(last - first, max(1, BLOCK // row)) * row) as buffer:
+            for place, outer in zip(places, product(*(range(*bounds[dim]) for dim in range(along))), strict=True):
+                offset = self.tensor.offset + sum(map(operator.mul, outer, strides)) + first * row
+                for done in range(0, last - first, len(buffer) // row):
+                    rows = buffer[: (last - first - done) * row]
+                    self.file.read([offset + done * row], rows, len(rows))
+                    picked = rows.view(-1, row)[:, start:stop]
+                    place[done : done + len(picked)] = picked
         return out

@@ -15,6 +15,7 @@ import transformers
 
 from hal.common.contract.limits import Limits
 from hal.models import load, loader
+from hal.models.ranks import Ranks
 
 from .helpers import folders, tiny
 
@@ -41,16 +42,43 @@ def test_merging_and_widening_experts_takes_little_more_than_the_model(tmp_path:
     assert figures["peaks"][0] / figures["model"] < 1.2
 
 
+def make_portions_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SMALLEST_PORTION", "SMALLEST_PORTION_IN_TURN"):
+        monkeypatch.setattr(loader, name, 1)
+
+
 def test_freed_memory_is_given_back_after_every_portion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.save(tiny.build(tiny.qwen3_moe()), tmp_path)
-    monkeypatch.setattr(loader, "SMALLEST_PORTION", 1)
+    make_portions_small(monkeypatch)
     steps: list[str] = []
     read, give_back = loader._load_portion, loader._give_back_freed_memory
     monkeypatch.setattr(loader, "_load_portion", lambda *args: (steps.append("read"), read(*args))[1])
     monkeypatch.setattr(loader, "_give_back_freed_memory", lambda: (steps.append("give back"), give_back())[1])
     load(tmp_path, device="cpu", limits=LIMITS, progress=False)
-    assert steps == ["read", "give back"] * (len(steps) // 2)
+    assert steps[0] == "give back"
+    assert steps[1:] == ["read", "give back"] * (len(steps) // 2)
     assert len(steps) > 10
+
+
+@pytest.mark.parametrize(
+    ("processors", "num_ranks", "switch"), [(1, 1, "1"), (2, 1, None), (2, 2, "1"), (5, 3, "1"), (8, 4, None)]
+)
+def test_threads_read_only_where_every_rank_has_processors_for_them(
+    processors: int, num_ranks: int, switch: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.save(tiny.build(tiny.llama()), tmp_path)
+    monkeypatch.delenv(loader.NO_THREADS, raising=False)
+    monkeypatch.setattr(loader, "count_processors", lambda: processors)
+    monkeypatch.setattr(Ranks, "count", num_ranks)
+    seen = []
+    convert = loader.convert_and_load_state_dict_in_model
+    monkeypatch.setattr(
+        loader,
+        "convert_and_load_state_dict_in_model",
+        lambda *args: seen.append(os.environ.get(loader.NO_THREADS)) or convert(*args),
+    )
+    load(tmp_path, device="cpu", limits=LIMITS, progress=False)
+    assert seen == [switch]
 
 
 def test_the_reading_switch_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +101,7 @@ def test_the_reading_switch_is_put_back(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_an_interrupted_load_leaves_nothing_half_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.save(tiny.build(tiny.qwen3_moe()), tmp_path)
-    monkeypatch.setattr(loader, "SMALLEST_PORTION", 1)
+    make_portions_small(monkeypatch)
     read, portions = loader._load_portion, []
 
     def interrupt(*args: object) -> object:

@@ -36,6 +36,35 @@ def test_every_type_and_shape_is_read_whole(dtype: torch.dtype, shape: tuple[int
     assert torch.equal(found.view(torch.uint8) if shape else found, tensor.view(torch.uint8) if shape else tensor)
 
 
+@pytest.mark.parametrize(
+    ("shape", "index", "most_reads"),
+    [
+        ((300, 1024), (slice(None), slice(256, 512)), 2),
+        ((300, 1024), (slice(10, 20), slice(256, 512)), 1),
+        ((4, 75, 1024), (slice(None), slice(None), slice(256, 512)), 2),
+        ((4, 75, 1024), (slice(1, 3), slice(None), slice(256, 512)), 1),
+        ((4, 75, 1024), (slice(None), slice(5, 70), slice(256, 512)), 4),
+        ((8, 8192), (slice(None), slice(0, 4096)), 8),
+    ],
+    ids=str,
+)
+def test_short_rows_are_read_many_at_a_time(
+    shape: tuple[int, ...], index: tuple[slice, ...], most_reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
+    save_file({"x": tensor, "y": tensor.clone()}, tmp_path / "x.safetensors")
+    header = read_header(tmp_path / "x.safetensors")
+    reads: list[int] = []
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *args: reads.append(read(*args)) or reads[-1])
+    with open_tensors(tmp_path / "x.safetensors") as tensors:
+        for name in "xy":
+            assert torch.equal(tensors.get_slice(header[name])[index], tensor[index])
+        assert len(tensors.buffers) <= 1
+    assert len(reads) <= 2 * most_reads
+    assert max(reads) <= tensor_file.BLOCK
+
+
 SLICES = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: slice(min(pair), max(pair)))
 
 
@@ -54,7 +83,7 @@ def test_any_slices_are_those_of_the_tensor(
     save_file({"before": torch.ones(3), "x": tensor}, file)
     picked = tuple(index[: len(shape)])
     with pytest.MonkeyPatch.context() as patch, open_tensors(file) as tensors:
-        patch.setattr(tensor_file, "SHORT_GAP", short)
+        patch.setattr(tensor_file, "SHORT_ROW", short)
         patch.setattr(tensor_file, "BLOCK", block)
         found = tensors.get_slice(read_header(file)["x"])[picked]
     assert torch.equal(found, tensor[picked])
