@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from .operands import check_out
 from .registration import define_operator
 from .results import log_dtype, settle
+from .schema import write_schema
 
 Attended = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -34,55 +35,76 @@ class Attending:
         return out, None
 
 
-def define_attending(
-    name: str, arguments: str, check: Callable[..., None], run: Callable[..., Attended], value_width: Callable[..., int]
-) -> Attending:
-    """The overloads of one call; its first argument is q [tokens, heads, head_dim].
+class AttendingOperands(Protocol):
+    """An operator's arguments, a NamedTuple; q [tokens, heads, head_dim] is among them."""
 
-    check takes the schema's arguments in order and raises for those that do not fit. run takes them too, then need_lse and
-    out. value_width takes the same arguments and gives the last dimension of out.
+    @property
+    def q(self) -> torch.Tensor: ...
+
+
+Operands = TypeVar("Operands", bound=AttendingOperands)
+
+
+def define_attending(
+    name: str,
+    operands: Callable[..., Operands],
+    check: Callable[[Operands], None],
+    run: Callable[[Operands, bool, torch.Tensor | None], Attended],
+    value_width: Callable[[Operands], int],
+) -> Attending:
+    """The overloads of one call, whose schema is that of its operands.
+
+    check raises for those that do not fit. run takes need_lse and out beside them. value_width: the last dimension of out.
     """
 
-    def run_plain(q: torch.Tensor, *rest: Any) -> torch.Tensor:
-        check(q, *rest)
-        return settle(run(q, *rest, need_lse=False, out=None)[0], q.dtype)
+    def read(arguments: tuple[Any, ...], out: torch.Tensor | None = None) -> Operands:
+        found = operands(*arguments)
+        check(found)
+        if out is not None:
+            check_out(name, found.q, out)
+        return found
 
-    def run_with_lse(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        check(q, *rest)
-        result, lse = run(q, *rest, need_lse=True, out=None)
-        return settle(result, q.dtype), _settle_lse(lse, q)
+    def run_plain(*arguments: Any) -> torch.Tensor:
+        found = read(arguments)
+        return settle(run(found, False, None)[0], found.q.dtype)
 
-    def check_into(q: torch.Tensor, *rest: Any, out: torch.Tensor) -> None:
-        check(q, *rest)
-        check_out(name, q, out)
+    def run_with_lse(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        found = read(arguments)
+        result, lse = run(found, True, None)
+        return settle(result, found.q.dtype), _settle_lse(lse, found.q)
 
-    def run_into(q: torch.Tensor, *rest: Any, out: torch.Tensor) -> None:
-        check_into(q, *rest, out=out)
-        run(q, *rest, need_lse=False, out=out)
+    def run_into(*arguments: Any, out: torch.Tensor) -> None:
+        run(read(arguments, out), False, out)
 
-    def run_into_with_lse(q: torch.Tensor, *rest: Any, out: torch.Tensor) -> torch.Tensor:
-        check_into(q, *rest, out=out)
-        return _settle_lse(run(q, *rest, need_lse=True, out=out)[1], q)
+    def run_into_with_lse(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
+        found = read(arguments, out)
+        return _settle_lse(run(found, True, out)[1], found.q)
 
-    def trace_plain(q: torch.Tensor, *rest: Any) -> torch.Tensor:
-        check(q, *rest)
-        return q.new_empty((q.shape[0], q.shape[1], value_width(q, *rest)))
+    def trace_result(found: Operands) -> torch.Tensor:
+        return found.q.new_empty((found.q.shape[0], found.q.shape[1], value_width(found)))
 
-    def trace_lse(q: torch.Tensor) -> torch.Tensor:
-        return q.new_empty((q.shape[0], q.shape[1]), dtype=log_dtype(q.dtype))
+    def trace_lse(found: Operands) -> torch.Tensor:
+        return found.q.new_empty((found.q.shape[0], found.q.shape[1]), dtype=log_dtype(found.q.dtype))
 
-    def trace_with_lse(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return trace_plain(q, *rest), trace_lse(q)
+    def trace_plain(*arguments: Any) -> torch.Tensor:
+        return trace_result(read(arguments))
 
-    def trace_into_with_lse(q: torch.Tensor, *rest: Any, out: torch.Tensor) -> torch.Tensor:
-        check_into(q, *rest, out=out)
-        return trace_lse(q)
+    def trace_with_lse(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        found = read(arguments)
+        return trace_result(found), trace_lse(found)
 
+    def trace_into(*arguments: Any, out: torch.Tensor) -> None:
+        read(arguments, out)
+
+    def trace_into_with_lse(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
+        return trace_lse(read(arguments, out))
+
+    arguments = write_schema(operands)
     written = f"{arguments}, *, Tensor(a!) out"
     return Attending(
         plain=define_operator(name, f"({arguments}) -> Tensor", run_plain, trace_plain),
         with_lse=define_operator(f"{name}.lse", f"({arguments}) -> (Tensor, Tensor)", run_with_lse, trace_with_lse),
-        into=define_operator(f"{name}.out", f"({written}) -> ()", run_into, check_into),
+        into=define_operator(f"{name}.out", f"({written}) -> ()", run_into, trace_into),
         into_with_lse=define_operator(f"{name}.out_lse", f"({written}) -> Tensor", run_into_with_lse, trace_into_with_lse),
     )
 

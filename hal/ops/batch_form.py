@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -10,15 +10,30 @@ from hal.common.contract.call_values import PagedBatch
 
 from .operands import ANY, INT32, Operand, leading
 
-BATCH = (
-    "Tensor query_start_loc, Tensor seq_lens, Tensor block_table, SymInt max_query_len, SymInt max_seq_len, SymInt num_decodes, "
-    "Tensor? key_starts, Tensor? key_stops"
-)
-"""How a PagedBatch stands in a schema."""
+
+class BatchOperands(Protocol):
+    """The operands that a PagedBatch stands as."""
+
+    @property
+    def query_start_loc(self) -> torch.Tensor: ...
+    @property
+    def seq_lens(self) -> torch.Tensor: ...
+    @property
+    def block_table(self) -> torch.Tensor: ...
+    @property
+    def max_query_len(self) -> int: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def num_decodes(self) -> int: ...
+    @property
+    def key_starts(self) -> torch.Tensor | None: ...
+    @property
+    def key_stops(self) -> torch.Tensor | None: ...
 
 
 def flatten_batch(batch: PagedBatch) -> tuple[Any, ...]:
-    """The fields that BATCH lists."""
+    """The fields of BatchOperands, in their order."""
     return (
         batch.query_start_loc,
         batch.seq_lens,
@@ -31,36 +46,27 @@ def flatten_batch(batch: PagedBatch) -> tuple[Any, ...]:
     )
 
 
-def read_batch(
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    max_query_len: int,
-    max_seq_len: int,
-    num_decodes: int,
-    key_starts: torch.Tensor | None,
-    key_stops: torch.Tensor | None,
-) -> PagedBatch:
-    """The batch of these fields."""
+def read_batch(operands: BatchOperands) -> PagedBatch:
+    """The batch that operands stand for."""
     return PagedBatch(
-        query_start_loc, seq_lens, block_table, max_query_len, max_seq_len, num_decodes, None, key_starts, key_stops
+        operands.query_start_loc,
+        operands.seq_lens,
+        operands.block_table,
+        operands.max_query_len,
+        operands.max_seq_len,
+        operands.num_decodes,
+        key_starts=operands.key_starts,
+        key_stops=operands.key_stops,
     )
 
 
-def batch_operands(
-    tokens: int,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    key_starts: torch.Tensor | None,
-    key_stops: torch.Tensor | None,
-) -> tuple[Operand, ...]:
+def batch_operands(tokens: int, operands: BatchOperands) -> tuple[Operand, ...]:
     """What the tensors of a batch of so many tokens must be."""
-    requests = leading(seq_lens)
-    ranges = (("key_starts", key_starts), ("key_stops", key_stops))
+    requests = leading(operands.seq_lens)
+    ranges = (("key_starts", operands.key_starts), ("key_stops", operands.key_stops))
     return (
-        ("query_start_loc", query_start_loc, INT32, (ANY if requests is ANY else requests + 1,)),
-        ("seq_lens", seq_lens, INT32, (requests,)),
-        ("block_table", block_table, INT32, (requests, ANY)),
+        ("query_start_loc", operands.query_start_loc, INT32, (ANY if requests is ANY else requests + 1,)),
+        ("seq_lens", operands.seq_lens, INT32, (requests,)),
+        ("block_table", operands.block_table, INT32, (requests, ANY)),
         *((name, tensor, INT32, (tokens,)) for name, tensor in ranges if tensor is not None),
     )

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from hal.common.contract.call_values import KVCache
 from hal.common.contract.layouts.parse import parse_layout
 
-CACHE = "Tensor storage, Tensor? scale, str layout, SymInt block_size"
-"""How a KVCache stands in a schema."""
+Fields = tuple[torch.Tensor, torch.Tensor | None, str, int]
 
 
-def read_cache(storage: torch.Tensor, scale: torch.Tensor | None, layout: str, block_size: int) -> KVCache:
+class CacheOperands(Protocol):
+    """The operands that a KVCache stands as."""
+
+    @property
+    def storage(self) -> torch.Tensor: ...
+    @property
+    def scale(self) -> torch.Tensor | None: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def block_size(self) -> int: ...
+
+
+def flatten_cache(cache: KVCache) -> Fields:
+    """The fields of CacheOperands, in their order."""
+    return cache.storage, cache.scale, cache.layout.description, cache.block_size
+
+
+def read_cache(operands: CacheOperands) -> KVCache:
+    """The cache that operands stand for; LayoutError where the layout does not fit the storage."""
+    return make_cache(operands.storage, operands.scale, operands.layout, operands.block_size)
+
+
+def make_cache(storage: torch.Tensor, scale: torch.Tensor | None, layout: str, block_size: int) -> KVCache:
     """The cache of a storage [pages, rows_per_page, width]; LayoutError where the layout does not fit it."""
     rows_per_page = storage.shape[1] if storage.ndim == 3 else block_size
     return KVCache(storage, parse_layout(layout), block_size, rows_per_page, scale)

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from .calls import find_calls
 from .operands import CUBE, FLOATS, check_operands
-from .registration import define_operator, refuse_gradients
+from .registration import define_call, refuse_gradients
 from .results import log_dtype, settle
+
+
+class _Merged(NamedTuple):
+    out_a: torch.Tensor
+    lse_a: torch.Tensor
+    out_b: torch.Tensor
+    lse_b: torch.Tensor
+    backend: str | None
+
+
+class _Sunk(NamedTuple):
+    out: torch.Tensor
+    lse: torch.Tensor
+    sink: torch.Tensor
+    backend: str | None
 
 
 def merge_states(
@@ -24,19 +41,34 @@ def apply_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor, *, back
     return result
 
 
-def _check_merge(out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor) -> None:
+def _check_merge(operands: _Merged) -> None:
+    out_a = operands.out_a
     check_operands("merge_states", ("out_a", out_a, FLOATS, CUBE))
     check_operands(
         "merge_states",
         ("out_a", out_a, None, None),
-        ("lse_a", lse_a, FLOATS, tuple(out_a.shape[:2])),
-        ("out_b", out_b, FLOATS, tuple(out_a.shape)),
-        ("lse_b", lse_b, FLOATS, tuple(out_a.shape[:2])),
+        ("lse_a", operands.lse_a, FLOATS, tuple(out_a.shape[:2])),
+        ("out_b", operands.out_b, FLOATS, tuple(out_a.shape)),
+        ("lse_b", operands.lse_b, FLOATS, tuple(out_a.shape[:2])),
     )
-    refuse_gradients(out_a, lse_a, out_b, lse_b)
+    refuse_gradients(*operands[:4])
 
 
-def _check_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> None:
+def _run_merge(operands: _Merged) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_merge(operands)
+    out_a, lse_a, out_b, lse_b, backend = operands
+    out, lse = find_calls(backend, out_a.device).merge_states(out_a, lse_a, out_b, lse_b)
+    return settle(out, out_a.dtype, out_a, out_b), settle(lse, log_dtype(lse_a.dtype), lse_a, lse_b)
+
+
+def _trace_merge(operands: _Merged) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_merge(operands)
+    out, lse = operands.out_a, operands.lse_a
+    return out.new_empty(out.shape), lse.new_empty(lse.shape, dtype=log_dtype(lse.dtype))
+
+
+def _check_sink(operands: _Sunk) -> None:
+    out, lse, sink, _ = operands
     check_operands("apply_sink", ("out", out, FLOATS, CUBE))
     tokens, heads, _ = out.shape
     check_operands(
@@ -45,35 +77,16 @@ def _check_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> Non
     refuse_gradients(out, lse, sink)
 
 
-def _run_merge(
-    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor, backend: str | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_merge(out_a, lse_a, out_b, lse_b)
-    out, lse = find_calls(backend, out_a.device).merge_states(out_a, lse_a, out_b, lse_b)
-    return settle(out, out_a.dtype, out_a, out_b), settle(lse, log_dtype(lse_a.dtype), lse_a, lse_b)
-
-
-def _trace_merge(
-    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor, backend: str | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_merge(out_a, lse_a, out_b, lse_b)
-    return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape, dtype=log_dtype(lse_a.dtype))
-
-
-def _run_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor, backend: str | None) -> torch.Tensor:
-    _check_sink(out, lse, sink)
+def _run_sink(operands: _Sunk) -> torch.Tensor:
+    _check_sink(operands)
+    out, lse, sink, backend = operands
     return settle(find_calls(backend, out.device).apply_sink(out, lse, sink), out.dtype, out)
 
 
-def _trace_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor, backend: str | None) -> torch.Tensor:
-    _check_sink(out, lse, sink)
-    return out.new_empty(out.shape)
+def _trace_sink(operands: _Sunk) -> torch.Tensor:
+    _check_sink(operands)
+    return operands.out.new_empty(operands.out.shape)
 
 
-_MERGE = define_operator(
-    "merge_states",
-    "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, str? backend) -> (Tensor, Tensor)",
-    _run_merge,
-    _trace_merge,
-)
-_SINK = define_operator("apply_sink", "(Tensor out, Tensor lse, Tensor sink, str? backend) -> Tensor", _run_sink, _trace_sink)
+_MERGE = define_call("merge_states", _Merged, "(Tensor, Tensor)", _run_merge, _trace_merge)
+_SINK = define_call("apply_sink", _Sunk, "Tensor", _run_sink, _trace_sink)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from hal.common.contract.gradients import refuse_gradients
 
-__all__ = ["define_operator", "refuse_gradients"]
+from .schema import write_schema
+
+__all__ = ["define_call", "define_operator", "refuse_gradients"]
+
+Operands = TypeVar("Operands")
 
 
 def define_operator(name: str, schema: str, run: Callable[..., Any], trace: Callable[..., Any]) -> torch._ops.OpOverload:
@@ -25,3 +29,22 @@ def define_operator(name: str, schema: str, run: Callable[..., Any], trace: Call
     packet, _, overload = name.partition(".")
     operator: torch._ops.OpOverload = getattr(getattr(torch.ops.hal, packet), overload or "default")
     return operator
+
+
+def define_call(
+    name: str,
+    operands: Callable[..., Operands],
+    returns: str,
+    run: Callable[[Operands], Any],
+    trace: Callable[[Operands], Any],
+    mutated: Sequence[str] = (),
+) -> torch._ops.OpOverload:
+    """The operator hal::name of a NamedTuple's fields, which run and trace are given whole; each checks them first."""
+
+    def run_fields(*arguments: Any) -> Any:
+        return run(operands(*arguments))
+
+    def trace_fields(*arguments: Any) -> Any:
+        return trace(operands(*arguments))
+
+    return define_operator(name, f"({write_schema(operands, mutated)}) -> {returns}", run_fields, trace_fields)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from hal.common.contract.call_values import Segment
 
 from .attending import Attended, define_attending
-from .cache_form import read_cache
+from .cache_form import make_cache
 from .calls import find_sinking
 from .operands import ANY, CUBE, FLOATS, INT32, check_operands, leading, sink_operands
 from .registration import refuse_gradients
+
+
+class _Operands(NamedTuple):
+    q: torch.Tensor
+    storages: list[torch.Tensor]
+    scales: list[torch.Tensor | None]
+    layouts: list[str]
+    block_sizes: list[int]
+    rows: list[torch.Tensor]
+    valid: list[torch.Tensor]
+    kv_lora_rank: int
+    softmax_scale: float
+    sink: torch.Tensor | None
+    backend: str | None
 
 
 def sparse_mla(
@@ -43,80 +58,33 @@ def sparse_mla(
     return _OPERATORS.attend(arguments, need_lse, out)
 
 
-def _check(
-    q: torch.Tensor,
-    storages: list[torch.Tensor],
-    scales: list[torch.Tensor | None],
-    layouts: list[str],
-    block_sizes: list[int],
-    rows: list[torch.Tensor],
-    valid: list[torch.Tensor],
-    kv_lora_rank: int,
-    softmax_scale: float,
-    sink: torch.Tensor | None,
-    *rest: object,
-) -> None:
-    tokens = leading(q)
+def _check(operands: _Operands) -> None:
+    q, tokens = operands.q, leading(operands.q)
     check_operands(
         "sparse_mla",
         ("q", q, FLOATS, CUBE),
-        *((f"storage of segment {i}", each, None, None) for i, each in enumerate(storages)),
-        *((f"scale of segment {i}", each, None, None) for i, each in enumerate(scales) if each is not None),
-        *((f"rows of segment {i}", each, INT32, (tokens, ANY)) for i, each in enumerate(rows)),
-        *((f"valid of segment {i}", each, INT32, (tokens,)) for i, each in enumerate(valid)),
-        *sink_operands(q, sink),
+        *((f"storage of segment {i}", each, None, None) for i, each in enumerate(operands.storages)),
+        *((f"scale of segment {i}", each, None, None) for i, each in enumerate(operands.scales) if each is not None),
+        *((f"rows of segment {i}", each, INT32, (tokens, ANY)) for i, each in enumerate(operands.rows)),
+        *((f"valid of segment {i}", each, INT32, (tokens,)) for i, each in enumerate(operands.valid)),
+        *sink_operands(q, operands.sink),
     )
-    refuse_gradients(q, storages, scales, sink)
+    refuse_gradients(q, operands.storages, operands.scales, operands.sink)
 
 
-def _run(
-    q: torch.Tensor,
-    storages: list[torch.Tensor],
-    scales: list[torch.Tensor | None],
-    layouts: list[str],
-    block_sizes: list[int],
-    rows: list[torch.Tensor],
-    valid: list[torch.Tensor],
-    kv_lora_rank: int,
-    softmax_scale: float,
-    sink: torch.Tensor | None,
-    backend: str | None,
-    *,
-    need_lse: bool,
-    out: torch.Tensor | None,
-) -> Attended:
-    caches = [read_cache(*cache) for cache in zip(storages, scales, layouts, block_sizes, strict=True)]
-    attended: Attended = find_sinking(backend, q.device, "sparse_mla")(
-        q,
-        [Segment(*segment) for segment in zip(caches, rows, valid, strict=True)],
-        kv_lora_rank=kv_lora_rank,
-        softmax_scale=softmax_scale,
+def _run(operands: _Operands, need_lse: bool, out: torch.Tensor | None) -> Attended:
+    stored = zip(operands.storages, operands.scales, operands.layouts, operands.block_sizes, strict=True)
+    caches = [make_cache(*each) for each in stored]
+    attended: Attended = find_sinking(operands.backend, operands.q.device, "sparse_mla")(
+        operands.q,
+        [Segment(*segment) for segment in zip(caches, operands.rows, operands.valid, strict=True)],
+        kv_lora_rank=operands.kv_lora_rank,
+        softmax_scale=operands.softmax_scale,
         need_lse=need_lse,
         out=out,
-        sink=sink,
+        sink=operands.sink,
     )
     return attended
 
 
-def _value_width(
-    q: torch.Tensor,
-    storages: list[torch.Tensor],
-    scales: list[torch.Tensor | None],
-    layouts: list[str],
-    block_sizes: list[int],
-    rows: list[torch.Tensor],
-    valid: list[torch.Tensor],
-    kv_lora_rank: int,
-    *rest: object,
-) -> int:
-    return kv_lora_rank
-
-
-_OPERATORS = define_attending(
-    "sparse_mla",
-    "Tensor q, Tensor[] storages, Tensor?[] scales, str[] layouts, SymInt[] block_sizes, Tensor[] rows, Tensor[] valid, "
-    "SymInt kv_lora_rank, float softmax_scale, Tensor? sink, str? backend",
-    _check,
-    _run,
-    _value_width,
-)
+_OPERATORS = define_attending("sparse_mla", _Operands, _check, _run, lambda operands: operands.kv_lora_rank)
