@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from hal.common.contract.call_values import PagedBatch
 from hal.common.contract.errors import BatchError, LayoutError
+from hal.common.contract.tensor_faults import ANY, FLOATS, INTEGERS, Dtypes, find_fault
 
-_INTEGERS = (torch.int32, torch.int64)
+_HERE = torch.device("cpu")
 
 
 def check_floats(name: str, tensor: torch.Tensor, dims: int) -> None:
     """Raise LayoutError for what is no tensor of floats of so many dimensions on the CPU."""
-    if isinstance(tensor, torch.Tensor) and tensor.dim() == dims and tensor.is_floating_point() and tensor.device.type == "cpu":
-        return
-    raise LayoutError(f"{name} is {_describe(tensor)}; expected floats of {dims} dimensions on cpu")
+    if fault := find_fault(name, tensor, FLOATS, (ANY,) * dims, _HERE):
+        raise LayoutError(fault)
 
 
-def check_integers(name: str, tensor: torch.Tensor, dims: int, dtypes: Sequence[torch.dtype] = _INTEGERS) -> None:
+def check_integers(name: str, tensor: torch.Tensor, dims: int, dtypes: Dtypes = INTEGERS) -> None:
     """Raise BatchError for what is no tensor of these whole numbers of so many dimensions on the CPU."""
-    if isinstance(tensor, torch.Tensor) and tensor.dim() == dims and tensor.dtype in dtypes and tensor.device.type == "cpu":
-        return
-    wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    raise BatchError(f"{name} is {_describe(tensor)}; expected {wanted} of {dims} dimensions on cpu")
+    if fault := find_fault(name, tensor, dtypes, (ANY,) * dims, _HERE):
+        raise BatchError(fault)
 
 
 def check_counts(what: str, **counts: int) -> None:
@@ -51,9 +47,3 @@ def check_starts(name: str, starts: torch.Tensor, requests: int) -> None:
     check_integers(name, starts, 1)
     if starts.shape[0] != requests + 1:
         raise BatchError(f"{name} has {starts.shape[0]} entries; {requests} requests need {requests + 1}")
-
-
-def _describe(tensor: object) -> str:
-    if not isinstance(tensor, torch.Tensor):
-        return f"a {type(tensor).__name__}"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"

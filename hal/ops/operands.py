@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from hal.common.contract.dense import shares_places
 from hal.common.contract.errors import LayoutError
+from hal.common.contract.tensor_faults import ANY, CUBE, FLAT, FLOATS, INT32, INT64, MATRIX, find_fault
 
-FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-INT32 = frozenset({torch.int32})
-INT64 = frozenset({torch.int64})
-ANY = -1
-"""A dimension of any size."""
+__all__ = [
+    "ANY",
+    "CUBE",
+    "FLAT",
+    "FLOATS",
+    "INT32",
+    "INT64",
+    "MATRIX",
+    "Operand",
+    "check_counts",
+    "check_masking",
+    "check_operands",
+    "check_out",
+    "given",
+    "leading",
+    "sink_operands",
+]
 
 Operand = tuple[str, torch.Tensor | None, frozenset[torch.dtype] | None, tuple[int, ...] | None]
 """A tensor's name, itself, the types it may have and its shape; None where the call itself looks at those."""
 
-FLAT, MATRIX, CUBE = (ANY,), (ANY, ANY), (ANY, ANY, ANY)
-"""Shapes of so many dimensions, whatever their sizes."""
-
 
 def check_operands(call: str, *operands: Operand) -> None:
-    """Raise LayoutError for a tensor of another type or shape, or on another device than the first.
-
-    While a graph is traced, sizes may be symbols; those are left to the run, so that a check adds no guard.
-    """
+    """Raise LayoutError for a tensor of another type or shape, or on another device than the first."""
     device = None
     for name, tensor, dtypes, shape in operands:
-        if tensor is None:
-            raise LayoutError(f"hal.ops.{call}: {name} is None; expected a tensor")
-        device = device or tensor.device
-        is_of_type = dtypes is None or tensor.dtype in dtypes
-        if is_of_type and tensor.device == device and (shape is None or _fits(tensor.shape, shape)):
-            continue
-        kinds = "a tensor" if dtypes is None else " or ".join(sorted(map(_plain, dtypes)))
-        sizes = "" if shape is None else f" [{', '.join('n' if size is ANY else str(size) for size in shape)}]"
-        raise LayoutError(
-            f"hal.ops.{call}: {name} is {_plain(tensor.dtype)} {list(tensor.shape)} on {tensor.device}; expected "
-            f"{kinds}{sizes} on {device}"
-        )
+        if device is None and isinstance(tensor, torch.Tensor):
+            device = tensor.device
+        if fault := find_fault(name, tensor, dtypes, shape, device):
+            raise LayoutError(f"hal.ops.{call}: {fault}")
 
 
 def leading(tensor: torch.Tensor) -> int:
@@ -83,19 +80,3 @@ def check_out(call: str, q: torch.Tensor, out: torch.Tensor) -> None:
     # Symbols of a trace are left to the run.
     if all(type(size) is int for size in (*out.shape, *strides)) and shares_places(out.shape, strides):
         raise LayoutError(f"hal.ops.{call}: out has strides {list(strides)}; expected every element in a place of its own")
-
-
-def _fits(sizes: Sequence[int], shape: tuple[int, ...]) -> bool:
-    if len(sizes) != len(shape):
-        return False
-    if shape is FLAT or shape is MATRIX or shape is CUBE:
-        return True
-    # No generator: each tensor of each call comes here.
-    for size, wanted in zip(sizes, shape, strict=False):
-        if size is not wanted and type(size) is int and type(wanted) is int and size != wanted != ANY:
-            return False
-    return True
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -38,6 +38,8 @@ class Compressor:
         """Raise LayoutError for a field of another shape or device or no floating type; rope None: any even rotation."""
         import torch
 
+        from .tensor_faults import FLOATS, find_fault
+
         if (self.cos is None) != (self.sin is None):
             raise LayoutError(f"{name} has one of cos and sin; an entry is rotated by both or not at all")
         pair = self.cos.shape[-1] if isinstance(self.cos, torch.Tensor) and self.cos.dim() else 0
@@ -56,14 +58,8 @@ class Compressor:
         ):
             if tensor is None and field in ("norm_weight", "cos", "sin"):
                 continue
-            if not isinstance(tensor, torch.Tensor):
-                raise LayoutError(f"{name}.{field} is a {type(tensor).__name__}; expected a tensor {list(shape)}")
-            if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point or tensor.device.type != device.type:
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                raise LayoutError(
-                    f"{name}.{field} is {dtype} {list(tensor.shape)} on {tensor.device}; expected a floating type "
-                    f"{list(shape)} on {device.type}"
-                )
+            if fault := find_fault(f"{name}.{field}", tensor, FLOATS, shape, torch.device(device.type)):
+                raise LayoutError(fault)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,9 +40,10 @@ def dense_numbers(name: str, tensor: torch.Tensor, dims: int = 1) -> torch.Tenso
 def _narrow(name: str, tensor: torch.Tensor, dims: int) -> torch.Tensor:
     import torch
 
-    if tensor.dtype is not torch.int64 or tensor.dim() != dims:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        raise BatchError(f"{name} is {dtype} {list(tensor.shape)}; expected int32 of {dims} dimensions")
+    from .tensor_faults import ANY, INTEGERS, find_fault
+
+    if fault := find_fault(name, tensor, INTEGERS, (ANY,) * dims):
+        raise BatchError(fault)
     return tensor.clamp(-_MOST - 1, _MOST).to(torch.int32)
 
 

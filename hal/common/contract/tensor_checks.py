@@ -10,6 +10,7 @@ from hal.config import LayerShape
 
 from .dense import refuse_shared
 from .errors import BatchError, LayoutError
+from .tensor_faults import FLOATS, INT32, Dtypes, find_fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +24,15 @@ class Expected:
 
     def check_activations(self, **tensors: tuple[torch.Tensor, tuple[int, ...]]) -> None:
         """Raise LayoutError for a tensor that is not [tokens, *shape] in the plan's type."""
-        self._check(tensors, self.dtype)
+        self._check(tensors, (self.dtype,))
 
     def check_floats(self, **tensors: tuple[torch.Tensor, tuple[int, ...]]) -> None:
         """Raise LayoutError for a tensor that is not [tokens, *shape] of some floating type."""
-        self._check(tensors, None)
+        self._check(tensors, FLOATS)
 
     def check_choice(self, topk: torch.Tensor, width: int) -> None:
         """Raise LayoutError for a choice that is not int32 [tokens, width]."""
-        self._check({"topk": (topk, (width,))}, torch.int32)
+        self._check({"topk": (topk, (width,))}, INT32)
 
     def check_sink(self, layer: LayerShape, sink: torch.Tensor | None, heads: int) -> None:
         """Raise BatchError where a sink is missing or not wanted, LayoutError where it has another shape."""
@@ -41,7 +42,7 @@ class Expected:
             return
         if not layer.sink:
             raise BatchError(f"layer {self.layer_id} has no attention sinks; sink must be None")
-        self._check({"sink": (sink, (heads,))}, None, ())
+        self._check({"sink": (sink, (heads,))}, FLOATS, ())
 
     def check_out(self, out: torch.Tensor | None, shape: tuple[int, ...], **read: torch.Tensor | None) -> None:
         """Raise LayoutError for a given out of another shape, type or device, or in memory of a tensor that is read.
@@ -50,7 +51,7 @@ class Expected:
         """
         if out is None:
             return
-        self._check({"out": (out, shape)}, self.dtype)
+        self._check({"out": (out, shape)}, (self.dtype,))
         try:
             refuse_shared(out, **{name: tensor for name, tensor in read.items() if tensor is not None})
         except LayoutError as error:
@@ -59,23 +60,11 @@ class Expected:
     def _check(
         self,
         tensors: dict[str, tuple[torch.Tensor, tuple[int, ...]]],
-        dtype: torch.dtype | None,
+        dtypes: Dtypes,
         leading: tuple[int, ...] | None = None,
     ) -> None:
-        kind = self.device.type
         leading = (self.tokens,) if leading is None else leading
+        place = torch.device(self.device.type)
         for name, (tensor, shape) in tensors.items():
-            wanted = (*leading, *shape)
-            if not isinstance(tensor, torch.Tensor):
-                raise LayoutError(f"layer {self.layer_id}: {name} is a {type(tensor).__name__}; expected a tensor {list(wanted)}")
-            fits = tensor.dtype is dtype if dtype is not None else tensor.dtype.is_floating_point
-            if fits and tensor.shape == wanted and tensor.device.type == kind:
-                continue
-            raise LayoutError(
-                f"layer {self.layer_id}: {name} is {_name(tensor.dtype)} {list(tensor.shape)} on {tensor.device}; expected "
-                f"{_name(dtype) if dtype is not None else 'a floating type'} {list(wanted)} on {self.device.type} for this step"
-            )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+            if fault := find_fault(name, tensor, dtypes, (*leading, *shape), place):
+                raise LayoutError(f"layer {self.layer_id}: {fault} for this step")

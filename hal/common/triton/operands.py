@@ -42,10 +42,10 @@ NO_RANGES = Ranges()
 
 def check_floats(name: str, tensor: torch.Tensor | None, dims: int) -> None:
     """Raise LayoutError for what is no tensor of floats of so many dimensions."""
-    if tensor is None:
-        raise LayoutError(f"{name} is None; expected floats of {dims} dimensions")
-    if tensor.dim() != dims or not tensor.is_floating_point():
-        raise LayoutError(f"{name} is {tensor.dtype} {list(tensor.shape)}; expected floats of {dims} dimensions")
+    from hal.common.contract.tensor_faults import ANY, FLOATS, find_fault
+
+    if fault := find_fault(name, tensor, FLOATS, (ANY,) * dims):
+        raise LayoutError(fault)
 
 
 def read_sink(sink: torch.Tensor | None, heads: int, out: torch.Tensor | None) -> torch.Tensor | None:
@@ -66,8 +66,10 @@ def dense_sink(sink: torch.Tensor, heads: int) -> torch.Tensor:
 
 def check_slots(slots: torch.Tensor) -> None:
     """Raise BatchError for slots that are not int64 [tokens]: pages times their size may pass 2**31."""
-    if slots.dim() != 1 or slots.element_size() != 8 or slots.is_floating_point():
-        raise BatchError(f"slots is {slots.dtype} {list(slots.shape)}; expected int64 of 1 dimensions")
+    from hal.common.contract.tensor_faults import FLAT, INT64, find_fault
+
+    if fault := find_fault("slots", slots, INT64, FLAT):
+        raise BatchError(fault)
 
 
 def key_ranges(batch: PagedBatch, tokens: int) -> Ranges:
