@@ -34,7 +34,9 @@ def find_fault(
         is_there = device is None or tensor.device == device or (device.index is None and tensor.device.type == device.type)
         if is_there and (dtypes is None or tensor.dtype in dtypes) and (shape is None or _fits(tensor.shape, shape)):
             return ""
-    kinds = "a tensor" if dtypes is None else "a floating type" if dtypes is FLOATS else " or ".join(sorted(map(say_dtype, dtypes)))
+    kinds = "a tensor" if dtypes is None else " or ".join(sorted(map(say_dtype, dtypes)))
+    if dtypes is FLOATS:
+        kinds = "a floating type"
     sizes = "" if shape is None else f" [{', '.join('n' if size is ANY else str(size) for size in shape)}]"
     return f"{name} is {say_tensor(tensor)}; expected {kinds}{sizes}{f' on {device}' if device is not None else ''}"
 
