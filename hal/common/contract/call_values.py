@@ -54,6 +54,26 @@ class PagedBatch:
     key_starts: torch.Tensor | None = None
     key_stops: torch.Tensor | None = None
 
+    @classmethod
+    def from_token_table(
+        cls,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        token_table: torch.Tensor,
+        *,
+        block_size: int,
+        max_query_len: int,
+        max_seq_len: int,
+        num_decodes: int = 0,
+    ) -> PagedBatch:
+        """The batch of an engine that keeps the slot of every token: token_table int32 [requests, tokens], -1 for none.
+
+        A slot is page * block_size + offset. The first token of each page says which page it is, and the others follow it
+        there; with pages of one token the table is the block table itself, and no copy is made.
+        """
+        table = token_table if block_size == 1 else token_table[:, ::block_size] // block_size
+        return cls(query_start_loc, seq_lens, table, max_query_len, max_seq_len, num_decodes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VarlenBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +23,11 @@ class Expected:
     dtype: torch.dtype
     device: torch.device
 
-    def check_activations(self, **tensors: tuple[torch.Tensor, tuple[int, ...]]) -> None:
+    def check_activations(self, **tensors: tuple[torch.Tensor | None, tuple[int, ...]]) -> None:
         """Raise LayoutError for a tensor that is not [tokens, *shape] in the plan's type."""
         self._check(tensors, (self.dtype,))
 
-    def check_floats(self, **tensors: tuple[torch.Tensor, tuple[int, ...]]) -> None:
+    def check_floats(self, **tensors: tuple[torch.Tensor | None, tuple[int, ...]]) -> None:
         """Raise LayoutError for a tensor that is not [tokens, *shape] of some floating type."""
         self._check(tensors, FLOATS)
 
@@ -49,17 +50,13 @@ class Expected:
 
         read: what the call reads when part of out is written already.
         """
-        if out is None:
-            return
-        self._check({"out": (out, shape)}, (self.dtype,))
-        try:
-            refuse_shared(out, **{name: tensor for name, tensor in read.items() if tensor is not None})
-        except LayoutError as error:
-            raise LayoutError(f"layer {self.layer_id}: {error}") from None
+        if out is not None:
+            self._check({"out": (out, shape)}, (self.dtype,))
+            refuse_overlap(self.layer_id, out, **read)
 
     def _check(
         self,
-        tensors: dict[str, tuple[torch.Tensor, tuple[int, ...]]],
+        tensors: Mapping[str, tuple[torch.Tensor | None, tuple[int, ...]]],
         dtypes: Dtypes,
         leading: tuple[int, ...] | None = None,
     ) -> None:
@@ -68,3 +65,11 @@ class Expected:
         for name, (tensor, shape) in tensors.items():
             if fault := find_fault(name, tensor, dtypes, (*leading, *shape), place):
                 raise LayoutError(f"layer {self.layer_id}: {fault} for this step")
+
+
+def refuse_overlap(layer_id: int, out: torch.Tensor, **read: torch.Tensor | None) -> None:
+    """Raise LayoutError for an out with elements in one place, or in memory of a tensor that the layer's call still reads."""
+    try:
+        refuse_shared(out, **{name: tensor for name, tensor in read.items() if tensor is not None})
+    except LayoutError as error:
+        raise LayoutError(f"layer {layer_id}: {error}") from None

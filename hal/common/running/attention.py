@@ -30,9 +30,9 @@ from .choice import TopkState
 from .compressed_layer import CompressedInputs, CompressedLayer
 from .compressed_rows import CompressedRows
 from .latent import LatentInputs, MLAWeights
-from .latent_layer import LatentLayer
+from .latent_layer import LatentChoice, LatentLayer
 from .layer_kernels import LayerKernels
-from .paged_layer import PagedLayer
+from .paged_layer import PagedInputs, PagedLayer
 from .ranks import DCPGroup
 from .warmup import WarmupMonitor
 
@@ -215,10 +215,13 @@ class Attention:
         metadata: StepMetadata,
         sink: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        *,
+        written: bool = False,
     ) -> torch.Tensor:
         """Write k, v [tokens, kv_heads, width] to the cache and attend: q [tokens, heads, head_dim] gives out [tokens, heads, v].
 
-        k and v are None on a layer that reads another layer's KV. Rows of padded tokens come back as zeros.
+        k and v are None on a layer that reads another layer's KV, and where the engine has written this step's keys and values
+        to the cache already, at the metadata's slots: written. Rows of padded tokens come back as zeros.
 
         With a DCP group every rank gives the same tokens' k and v, of the KV heads that all ranks of the group keep, writes
         those it owns, and gives the queries of its own heads: the ranks' queries are gathered, each attends to what it
@@ -227,10 +230,11 @@ class Attention:
         """
         layer = self._find(layer_id, PagedLayer, "attention")
         self._check_step(metadata)
-        layer.check(metadata, q, k, v, sink, out)
-        layer.write(k, v, metadata)
+        inputs = PagedInputs(q, k, v, sink, written)
+        layer.check(metadata, inputs, out)
+        layer.write(inputs, metadata)
         out = _prepare_out(out, q, layer.out_shape[1], metadata)
-        layer.attend(q, metadata, sink, out)
+        layer.attend(inputs, metadata, out)
         return out
 
     @without_gradients
@@ -239,20 +243,22 @@ class Attention:
         layer_id: int,
         q_nope: torch.Tensor,
         q_rope: torch.Tensor,
-        latent: torch.Tensor,
-        k_rope: torch.Tensor,
+        latent: torch.Tensor | None,
+        k_rope: torch.Tensor | None,
         metadata: StepMetadata,
         *,
         index: IndexInputs | None = None,
         topk: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        written: bool = False,
     ) -> torch.Tensor:
         """Write latent [tokens, lora] and k_rope [tokens, rope] and attend: out [tokens, heads, v_head_dim].
 
         q_nope [tokens, heads, nope], or [tokens, heads, lora] already absorbed, with out [tokens, heads, lora]. index: on a
         layer that owns an indexer; a layer that shares one uses the owner's choice of this step. topk int32 [tokens, width]
-        overrides both; it is a set of ids per token, -1 for none, and one that occurs twice counts once.
+        overrides both; it is a set of ids per token, -1 for none, and one that occurs twice counts once. written: the engine
+        has written this step's latents to the cache already, and latent and k_rope are None; index keys are still hal's to write.
 
         With a DCP group every rank gives the same latents, index inputs and topk (whole requests' positions) and the queries
         of its own heads, as in attend. Latents of other ranks' tokens are never here, so the form is always the absorbed one.
@@ -260,8 +266,9 @@ class Attention:
         layer = self._find(layer_id, LatentLayer, "mla")
         self._check_step(metadata)
         inputs = LatentInputs(q_nope, q_rope, latent, k_rope)
-        layer.check(metadata, inputs, index, topk, sink, out)
-        layer.write(inputs, index, topk, metadata)
+        choice = LatentChoice(index=index, topk=topk)
+        layer.check(metadata, inputs, choice, sink, out, is_written=written)
+        layer.write(inputs, choice, metadata)
         out = _prepare_out(out, q_nope, layer.out_width(q_nope), metadata)
         layer.attend(inputs, metadata, sink, out)
         return out

@@ -25,12 +25,21 @@ _EVERYTHING = Masking(causal=False)
 
 
 class LatentInputs(NamedTuple):
-    """A step's queries and latents, as attention.attend_mla has them."""
+    """A step's queries and latents, as attention.attend_mla has them; latents that are written already may be None."""
 
     q_nope: torch.Tensor
     q_rope: torch.Tensor
-    latent: torch.Tensor
-    k_rope: torch.Tensor
+    latent: torch.Tensor | None
+    k_rope: torch.Tensor | None
+
+    def pick(self, tokens: torch.Tensor | slice) -> LatentInputs:
+        """Those of some tokens."""
+        return LatentInputs(
+            self.q_nope[tokens],
+            self.q_rope[tokens],
+            None if self.latent is None else self.latent[tokens],
+            None if self.k_rope is None else self.k_rope[tokens],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +76,11 @@ class LatentAttention:
         Over DCP ranks every phase takes two collectives: absorbed queries before, partial results after.
         """
         order = metadata.token_order
-        ordered = inputs if order is None else LatentInputs(*(tensor.index_select(0, order) for tensor in inputs))
+        ordered = inputs if order is None else inputs.pick(order)
         for phase in metadata.phases:
             tokens = phase.tokens
             target = out[tokens] if order is None else out.new_empty((tokens.stop - tokens.start, *out.shape[1:]))
-            piece = LatentInputs(*(tensor[tokens] for tensor in ordered))
+            piece = ordered.pick(tokens)
             runs = phase.runs.get(self.kind, ()) if self.weights is not None and self.kind is not None else ()
             if not runs:
                 self._attend_absorbed(phase, slice(0, tokens.stop - tokens.start), self._batch(phase), piece, target)
@@ -82,6 +91,12 @@ class LatentAttention:
                 target[runs[-1].tokens.stop :].zero_()
             if order is not None:
                 out.index_copy_(0, order[tokens], target)
+
+    def decompresses(self, metadata: StepMetadata) -> bool:
+        """Whether any of a step's runs may take the form whose keys are made of the step's own latents."""
+        if self.weights is None or self.kind is None:
+            return False
+        return any(run.form != "absorbed" for phase in metadata.phases for run in phase.runs.get(self.kind, ()))
 
     def _batch(self, phase: Phase) -> PagedBatch:
         if self.ranks is None or self.topk is not None:
@@ -180,7 +195,7 @@ class LatentAttention:
         weights = self.weights
         if weights is None:
             raise TypeError("a decompressed run needs the up-projections")
-        piece = LatentInputs(*(tensor[run.tokens] for tensor in inputs))
+        piece = inputs.pick(run.tokens)
         selected = None
         if self.topk is not None and is_masked:
             selected = self.topk.ids(self.bound.layer, phase)[run.tokens]
@@ -206,6 +221,8 @@ class LatentAttention:
         selected: torch.Tensor | None,
     ) -> torch.Tensor:
         q_nope, q_rope, latent, k_rope = inputs
+        if latent is None or k_rope is None:
+            raise TypeError("a decompressed run needs the step's latents")
         q = torch.cat([q_nope[:, heads], q_rope[:, heads]], dim=-1).to(weights.w_uk.dtype)
         attend = self.bound.kernels.phases["prefill"].varlen_attention
         scale = self.bound.layer.softmax_scale

@@ -16,6 +16,14 @@ from .latent import LatentAttention, LatentInputs, MLAWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentChoice:
+    """What decides which keys a step attends to: the layer's own indexer's inputs, or ids made elsewhere."""
+
+    index: IndexInputs | None
+    topk: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentLayer:
     """way: how the layer attends, with its up-projections once they are bound. index: its own indexer, None without one."""
 
@@ -26,10 +34,11 @@ class LatentLayer:
         self,
         metadata: StepMetadata,
         inputs: LatentInputs,
-        index: IndexInputs | None,
-        topk: torch.Tensor | None,
+        choice: LatentChoice,
         sink: torch.Tensor | None,
         out: torch.Tensor | None,
+        *,
+        is_written: bool,
     ) -> None:
         """Raise BatchError for what is missing or not wanted, LayoutError for a tensor of another shape or type.
 
@@ -41,17 +50,19 @@ class LatentLayer:
         expected.check_activations(
             q_nope=(inputs.q_nope, (heads, mla.kv_lora_rank if is_absorbed else mla.qk_nope_head_dim)),
             q_rope=(inputs.q_rope, (heads, mla.qk_rope_head_dim)),
-            latent=(inputs.latent, (mla.kv_lora_rank,)),
-            k_rope=(inputs.k_rope, (mla.qk_rope_head_dim,)),
         )
+        if not is_written:
+            expected.check_activations(
+                latent=(inputs.latent, (mla.kv_lora_rank,)), k_rope=(inputs.k_rope, (mla.qk_rope_head_dim,))
+            )
+        elif inputs.latent is not None or inputs.k_rope is not None:
+            raise BatchError(f"layer {bound.layer.layer_id} has its latents written already; latent and k_rope must be None")
         expected.check_sink(bound.layer, sink, heads)
         expected.check_out(out, (heads, self.out_width(inputs.q_nope)), **inputs._asdict(), sink=sink)
-        self._check_choice(metadata, index, topk, expected)
+        self._check_choice(metadata, choice, expected)
 
-    def _check_choice(
-        self, metadata: StepMetadata, index: IndexInputs | None, topk: torch.Tensor | None, expected: Expected
-    ) -> None:
-        layer, state = self.way.bound.layer, self.way.topk
+    def _check_choice(self, metadata: StepMetadata, choice: LatentChoice, expected: Expected) -> None:
+        layer, state, index, topk = self.way.bound.layer, self.way.topk, choice.index, choice.topk
         if layer.indexer is None or state is None:
             if index is not None or topk is not None:
                 raise BatchError(f"layer {layer.layer_id} has no indexer; index and topk must be None")
@@ -85,18 +96,29 @@ class LatentLayer:
         mla = self.way.mla
         return mla.kv_lora_rank if self.find_weights(q_nope) is None else mla.v_head_dim
 
-    def write(self, inputs: LatentInputs, index: IndexInputs | None, topk: torch.Tensor | None, metadata: StepMetadata) -> None:
+    def write(self, inputs: LatentInputs, choice: LatentChoice, metadata: StepMetadata) -> None:
         """Write the step's latents and index keys, and choose its keys where the layer does, or take the choice given."""
-        bound, place = self.way.bound, self.way.place
+        bound, place, index, topk = self.way.bound, self.way.place, choice.index, choice.topk
         if index is not None and self.index is not None:
             self.index.write(index, metadata)
             if topk is None:
                 self.index.choose(index, metadata)
         if topk is not None and self.way.topk is not None:
             self.way.topk.take(bound.layer, topk, metadata)
-        if bound.layer.owns_kv:
+        if bound.layer.owns_kv and inputs.latent is not None and inputs.k_rope is not None:
             bound.kernels.calls.write_cache(place.cache, place.slots(metadata), inputs.latent, inputs.k_rope)
 
     def attend(self, inputs: LatentInputs, metadata: StepMetadata, sink: torch.Tensor | None, out: torch.Tensor) -> None:
         """Write out [tokens, heads, out_width] of the queries, in the engine's order, over what the cache holds."""
-        replace(self.way, weights=self.find_weights(inputs.q_nope), sink=sink).attend(inputs, metadata, out)
+        way = replace(self.way, weights=self.find_weights(inputs.q_nope), sink=sink)
+        if inputs.latent is None and way.decompresses(metadata):
+            inputs = self._read_written(inputs, metadata)
+        way.attend(inputs, metadata, out)
+
+    def _read_written(self, inputs: LatentInputs, metadata: StepMetadata) -> LatentInputs:
+        """The inputs with the step's latents as its cache holds them; zeros for tokens that are written nowhere."""
+        cache, slots = self.way.place.cache, self.way.place.slots(metadata)
+        rows = slots // cache.block_size * cache.page_stride + slots % cache.block_size
+        parts = self.way.bound.kernels.calls.gather_cache(cache, torch.where(slots < 0, -1, rows).int())
+        latent, k_rope = (part.to(inputs.q_nope.dtype) for part in parts)
+        return inputs._replace(latent=latent, k_rope=k_rope)
