@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .capacity import cross_kv_bytes_per_token, kv_bytes, max_tokens, model_layout
+from .dtypes import model_dtype_name
 from .errors import UnknownLayerError
 from .layer_shape import LayerShape
+from .layers_given import check_layers
 from .notes import say_notes
+from .runs import format_ids
 from .table import SIZED_IN, format_table
 
 
@@ -37,12 +40,48 @@ class ModelShape:
     def layer(self, layer_id: int) -> LayerShape:
         """Layer by id; ids from num_layers on are the draft (MTP) layers. UnknownLayerError has the valid range."""
         known = self.layers + self.draft_layers
-        if not hasattr(layer_id, "__index__") or not 0 <= layer_id < len(known):
-            raise UnknownLayerError(
-                f"layer {layer_id!r} is not in this model: ids 0 to {self.num_layers - 1}, "
-                f"and {len(self.draft_layers)} draft layers after them"
-            )
-        return known[layer_id]
+        if hasattr(layer_id, "__index__"):
+            # Those of a config are numbered from 0; an engine's may be any.
+            if 0 <= layer_id < len(known) and known[layer_id].layer_id == layer_id:
+                return known[layer_id]
+            found = next((layer for layer in known if layer.layer_id == layer_id), None)
+            if found is not None:
+                return found
+        ids = [layer.layer_id for layer in self.layers]
+        is_run = ids == list(range(ids[0], ids[0] + len(ids))) if ids else True
+        said = f"{ids[0]} to {ids[-1]}" if ids and is_run else format_ids(ids)
+        raise UnknownLayerError(
+            f"layer {layer_id!r} is not in this model: ids {said}, and {len(self.draft_layers)} draft layers after them"
+        )
+
+    @classmethod
+    def from_layers(
+        cls,
+        layers: Iterable[LayerShape],
+        dtype: object,
+        *,
+        model_type: str = "",
+        max_position_embeddings: int | None = None,
+    ) -> ModelShape:
+        """The shape of an engine that knows layers, not configs: what attention needs, the ids as the engine has them.
+
+        layers: in the order in which they run; ids may begin anywhere and have gaps, as those of a pipeline's stage have.
+        InputError for no layer, ids that occur twice or are no whole numbers, and sources that are no layer here.
+        """
+        listed = tuple(layers)
+        check_layers(listed)
+        return cls(
+            model_type=model_type,
+            architectures=(),
+            text_path="",
+            hidden_size=0,
+            vocab_size=0,
+            num_layers=len(listed),
+            max_position_embeddings=max_position_embeddings,
+            dtype=None if dtype is None else model_dtype_name(dtype),
+            tie_word_embeddings=False,
+            layers=listed,
+        )
 
     @property
     def is_mla(self) -> bool:
