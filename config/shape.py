@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .capacity import cross_kv_bytes_per_token, kv_bytes, max_tokens, model_layout
 from .dtypes import model_dtype_name
-from .errors import UnknownLayerError
+from .errors import InputError, UnknownLayerError
 from .layer_shape import LayerShape
 from .layers_given import check_layers
 from .notes import say_notes
@@ -38,7 +38,7 @@ class ModelShape:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def layer(self, layer_id: int) -> LayerShape:
-        """Layer by id; ids from num_layers on are the draft (MTP) layers. UnknownLayerError has the valid range."""
+        """Layer by id; of a config's, those from num_layers on are the draft (MTP) layers. UnknownLayerError has the valid ones."""
         known = self.layers + self.draft_layers
         if hasattr(layer_id, "__index__"):
             # Those of a config are numbered from 0; an engine's may be any.
@@ -66,8 +66,12 @@ class ModelShape:
         """The shape of an engine that knows layers, not configs: what attention needs, the ids as the engine has them.
 
         layers: in the order in which they run; ids may begin anywhere and have gaps, as those of a pipeline's stage have.
-        InputError for no layer, ids that occur twice or are no whole numbers, and sources that are no layer here.
+        InputError for no layer, ids that occur twice or are no whole numbers, sources that are no layer here, and a length below 1.
         """
+        if not isinstance(layers, Iterable):
+            raise InputError(f"layers is a {type(layers).__name__}; expected the LayerShapes of a model")
+        if max_position_embeddings is not None and (not isinstance(max_position_embeddings, int) or max_position_embeddings < 1):
+            raise InputError(f"max_position_embeddings is {max_position_embeddings!r}; expected at least 1, or None")
         listed = tuple(layers)
         check_layers(listed)
         return cls(
@@ -151,8 +155,11 @@ class ModelShape:
     def _list_facts(self) -> Iterator[str]:
         yield self.model_type or "unnamed type"
         yield f"{self.num_layers} layers"
-        yield f"hidden {self.hidden_size}"
-        yield f"vocabulary {self.vocab_size}"
+        # An engine that gives layers alone gives neither.
+        if self.hidden_size:
+            yield f"hidden {self.hidden_size}"
+        if self.vocab_size:
+            yield f"vocabulary {self.vocab_size}"
         yield self.dtype or "dtype open"
         if self.tie_word_embeddings:
             yield "tied embeddings"

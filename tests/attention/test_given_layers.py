@@ -70,7 +70,8 @@ def test_an_id_of_none_of_them_is_told_with_those_there_are(layer_id: int) -> No
         shape.layer(layer_id)
 
 
-REFUSED: dict[str, tuple[list[Any], str]] = {
+REFUSED: dict[str, tuple[Any, str]] = {
+    "one_layer": (gqa(3), "layers is a LayerShape"),
     "none": ([], "at least one LayerShape"),
     "no_layer": ([{"layer_id": 0}], "a layer is a dict"),
     "twice": ([gqa(3), gqa(4), gqa(3)], "the ids 3 more than once"),
@@ -93,3 +94,16 @@ def test_a_dtype_that_no_model_computes_in_is_refused() -> None:
     with pytest.raises(ValueError, match="float8_e4m3fn"):
         ModelShape.from_layers([gqa(0)], "float8_e4m3fn")
     assert ModelShape.from_layers([gqa(0)], None).dtype is None
+
+
+@pytest.mark.parametrize("length", [0, -3, 1.5])
+def test_a_length_that_no_model_has_is_refused(length: Any) -> None:
+    with pytest.raises(ValueError, match=f"max_position_embeddings is {length}"):
+        ModelShape.from_layers([gqa(0)], None, max_position_embeddings=length)
+
+
+def test_what_an_engine_does_not_give_is_not_shown() -> None:
+    shown = str(ModelShape.from_layers([gqa(7)], "float32", model_type="mine"))
+    assert "mine" in shown
+    assert "hidden" not in shown
+    assert "vocabulary" not in shown

@@ -39,3 +39,20 @@ def test_tokens_without_a_slot_lie_on_no_page() -> None:
     found = hal.PagedBatch.from_token_table(*ints, tokens, block_size=2, max_query_len=1, max_seq_len=4, num_decodes=2)
     assert found.block_table.tolist() == [[-1, 6], [2, -1]]
     assert found.num_decodes == 2
+
+
+@pytest.mark.parametrize("block_size", [0, -2, 2.0, True])
+def test_a_page_of_less_than_a_token_is_refused(block_size: object) -> None:
+    with pytest.raises(hal.HalError, match=f"block_size is {block_size}"):
+        make_batch(torch.zeros(1, 4, dtype=torch.int32), block_size)
+
+
+@pytest.mark.parametrize("table", [torch.zeros(4).int(), torch.zeros(1, 4).long(), torch.zeros(1, 4), [[0]]], ids=repr)
+def test_a_table_of_another_kind_is_refused(table: object) -> None:
+    with pytest.raises(hal.BatchError, match=r"token_table is .*expected int32 \[n, n\]"):
+        make_batch(table, 2)
+
+
+def make_batch(table: object, block_size: object) -> hal.PagedBatch:
+    ints = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([4], dtype=torch.int32)
+    return hal.PagedBatch.from_token_table(*ints, table, block_size=block_size, max_query_len=1, max_seq_len=4)

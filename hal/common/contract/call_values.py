@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .cache import KVCache
 from .compressor import CompressedBatch
-from .errors import BackendError
+from .errors import BackendError, BatchError
+from .limits import check_positive_int
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +70,14 @@ class PagedBatch:
         """The batch of an engine that keeps the slot of every token: token_table int32 [requests, tokens], -1 for none.
 
         A slot is page * block_size + offset. The first token of each page says which page it is, and the others follow it
-        there; with pages of one token the table is the block table itself, and no copy is made.
+        there; with pages of one token the table is the block table itself, and no copy is made. InputError for a page of less
+        than one token, BatchError for a table of another type or shape.
         """
+        from .tensor_faults import INT32, MATRIX, find_fault
+
+        check_positive_int("block_size", block_size)
+        if fault := find_fault("token_table", token_table, INT32, MATRIX):
+            raise BatchError(fault)
         table = token_table if block_size == 1 else token_table[:, ::block_size] // block_size
         return cls(query_start_loc, seq_lens, table, max_query_len, max_seq_len, num_decodes)
 

@@ -258,7 +258,8 @@ class Attention:
         q_nope [tokens, heads, nope], or [tokens, heads, lora] already absorbed, with out [tokens, heads, lora]. index: on a
         layer that owns an indexer; a layer that shares one uses the owner's choice of this step. topk int32 [tokens, width]
         overrides both; it is a set of ids per token, -1 for none, and one that occurs twice counts once. written: the engine
-        has written this step's latents to the cache already, and latent and k_rope are None; index keys are still hal's to write.
+        has written this step's latents to the cache already, and latent and k_rope are None: where keys are made of them they
+        are read back, as a quantised cache has rounded them. Index keys are still hal's to write.
 
         With a DCP group every rank gives the same latents, index inputs and topk (whole requests' positions) and the queries
         of its own heads, as in attend. Latents of other ranks' tokens are never here, so the form is always the absorbed one.
