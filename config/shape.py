@@ -38,7 +38,7 @@ class ModelShape:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def layer(self, layer_id: int) -> LayerShape:
-        """Layer by id; of a config's, those from num_layers on are the draft (MTP) layers. UnknownLayerError has the valid ones."""
+        """Layer by id; of a config's, those from num_layers on are the draft (MTP) layers. UnknownLayerError has the others."""
         known = self.layers + self.draft_layers
         if hasattr(layer_id, "__index__"):
             # Those of a config are numbered from 0; an engine's may be any.
@@ -66,7 +66,7 @@ class ModelShape:
         """The shape of an engine that knows layers, not configs: what attention needs, the ids as the engine has them.
 
         layers: in the order in which they run; ids may begin anywhere and have gaps, as those of a pipeline's stage have.
-        InputError for no layer, ids that occur twice or are no whole numbers, sources that are no layer here, and a length below 1.
+        InputError for no layer, ids that occur twice or are no whole numbers, sources that are no layer here, a length below 1.
         """
         if not isinstance(layers, Iterable):
             raise InputError(f"layers is a {type(layers).__name__}; expected the LayerShapes of a model")
