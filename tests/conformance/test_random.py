@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.common.contract.backend import required_calls
+from hal.common.contract.masking import Masking
 from hal.testing import FULL
 from hal.testing.case import fit_sizes
 from hal.testing.cases import BatchCase
@@ -54,9 +55,11 @@ def test_paged_attention_on_any_batch_is_the_references(target, data, batch, nam
             kv_heads=kv_heads,
             widths=sizes.widths[0],
             note=name,
-            window=data.draw(limits) if declared.window else None,
-            chunk=data.draw(limits) if declared.chunk else None,
-            softcap=data.draw(st.none() | st.floats(0.5, 50)) if declared.softcap else None,
+            masking=Masking(
+                window=data.draw(limits) if declared.window else None,
+                chunk=data.draw(limits) if declared.chunk else None,
+                softcap=data.draw(st.none() | st.floats(0.5, 50)) if declared.softcap else None,
+            ),
             need_lse=declared.lse,
         ),
         backend,

@@ -74,7 +74,9 @@ class Told(DCPGroup):
 
 def merge(outs: torch.Tensor, logs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     parallel = hal.Parallel(dcp=outs.shape[0])
-    return Told(group=None, parallel=parallel, divides_heads=False, outs=outs, logs=logs).merge_states(CPU, outs[0], logs[0])
+    return Told(process_group=None, parallel=parallel, divides_heads=False, outs=outs, logs=logs).merge_states(
+        CPU, outs[0], logs[0]
+    )
 
 
 @pytest.mark.parametrize("garbage", [0.0, float("nan"), float("inf")], ids=["zeros", "nan", "infinity"])
