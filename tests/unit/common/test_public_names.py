@@ -8,6 +8,7 @@ import pytest
 
 import hal
 from hal.common.contract import parallel
+from hal.common.contract.backend import CALLS, Backend
 from hal.common.running.attention import Attention
 
 NAMES = """Attention Batch Compressor ConfigError Device DeviceBatch HalError IndexInputs KVCache Limits NoBackend BackendError
@@ -84,3 +85,9 @@ def test_errors_are_hals_and_pythons(name: str) -> None:
     error = getattr(hal, name)
     assert issubclass(error, hal.HalError)
     assert issubclass(error, (ValueError, RuntimeError, LookupError))
+
+
+@pytest.mark.parametrize("call", sorted(CALLS))
+def test_a_call_of_the_contract_has_at_most_eight_parameters(call: str) -> None:
+    _, *parameters = inspect.signature(getattr(Backend, call)).parameters
+    assert len(parameters) <= 8
