@@ -38,7 +38,7 @@ class ModelShape:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def layer(self, layer_id: int) -> LayerShape:
-        """Layer by id; of a config's, those from num_layers on are the draft (MTP) layers. UnknownLayerError has the others."""
+        """Layer by id; of a config's, those from num_layers on are the draft (MTP) layers. UnknownLayerError names all."""
         known = self.layers + self.draft_layers
         if hasattr(layer_id, "__index__"):
             # Those of a config are numbered from 0; an engine's may be any.

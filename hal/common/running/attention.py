@@ -64,7 +64,6 @@ class Attention:
         self.pools = pools
         self.caches = dict(caches)
         self._weights: dict[int, MLAWeights] = {}
-        self._dtype: torch.dtype = getattr(torch, plan.dtype)
         self._device = torch.device(device)
         self._arithmetic = _arithmetic(plan, opened)
         can_mask = _can_mask(plan, opened)

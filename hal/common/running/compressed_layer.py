@@ -92,7 +92,9 @@ class CompressedLayer:
         if inputs.kv is not None:
             cache = self.window.cache
             kernels.calls.write_cache(cache, self.window.slots(metadata), *inputs.kv.split(cache.layout.widths, dim=1))
-        if inputs.compressor is not None and self.entries is not None and self.states is not None:
+        if inputs.compressor is not None:
+            if self.entries is None or self.states is None:
+                raise TypeError(f"layer {layer.layer_id} makes entries and has no cache for them or for their states")
             compress(kernels, inputs.compressor, self.states, self.entries, metadata, layer.compress_ratio or 1)
         if inputs.index is not None and self.index is not None:
             self.index.write(inputs.index, metadata)
@@ -120,9 +122,9 @@ class CompressedLayer:
 
     def _segments(self, phase: Phase, metadata: StepMetadata) -> tuple[Segment, ...]:
         """The lists of a phase: the window first, then the entries that are seen."""
-        calls, batch = self.bound.kernels.calls, phase.batches[self.window.group]
+        calls, batch, found = self.bound.kernels.calls, phase.batches[self.window.group], self.rows.of_step(metadata)
         count = min(self.bound.layer.window or batch.max_seq_len, batch.max_seq_len)
-        last = self.rows.of_step(metadata).find_last(calls, self.window, phase, phase.key_bounds, count)
+        last = found.find_last(calls, self.window, phase, phase.key_bounds, count)
         segments = (Segment(self.window.cache, *last),)
         if self.entries is None:
             return segments
@@ -133,5 +135,5 @@ class CompressedLayer:
             rows = self.topk.rows(self.bound.layer, self.bound.kernels, *self.entries, phase, self.parallel)
         else:
             stops = phase.key_bounds if batch.key_stops is None else batch.key_stops
-            rows = self.rows.find_last(calls, self.entries, phase, stops, batch.max_seq_len)
+            rows = found.find_last(calls, self.entries, phase, stops, batch.max_seq_len)
         return (*segments, Segment(self.entries.cache, *rows))

@@ -52,11 +52,13 @@ class IndexOwner:
 
     def write(self, index: IndexInputs, metadata: StepMetadata) -> None:
         """Write the keys, one per token, or those of tokens that close a group where tokens share a key."""
-        kernels = self.bound.kernels
-        if isinstance(index.k, Compressor) and self.states is not None:
-            compress(kernels, index.k, self.states, self.keys, metadata, self.bound.layer.tokens_per_index_key)
-        elif not isinstance(index.k, Compressor):
+        kernels, layer = self.bound.kernels, self.bound.layer
+        if not isinstance(index.k, Compressor):
             kernels.calls.write_cache(self.keys.cache, self.keys.slots(metadata), index.k)
+            return
+        if self.states is None:
+            raise TypeError(f"layer {layer.layer_id} compresses index keys and has no cache for their states")
+        compress(kernels, index.k, self.states, self.keys, metadata, layer.tokens_per_index_key)
 
     def choose(self, index: IndexInputs, metadata: StepMetadata) -> None:
         """Score the step's queries against the keys that are written, and keep the best of each."""

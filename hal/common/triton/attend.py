@@ -280,8 +280,8 @@ def attend_varlen(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [tokens, heads, value] and lse of every query over its request's keys, the last query aligned with the last key."""
     check_keys(q, k, v)
-    starts = dense_numbers("q_start_loc", batch.q_start_loc), dense_numbers("k_start_loc", batch.k_start_loc)
-    q_start_loc, k_start_loc = starts
+    q_start_loc = dense_numbers("q_start_loc", batch.q_start_loc)
+    k_start_loc = dense_numbers("k_start_loc", batch.k_start_loc)
     if q_start_loc.shape != k_start_loc.shape or not q_start_loc.shape[0]:
         raise BatchError(
             f"q_start_loc has {q_start_loc.shape[0]} entries and k_start_loc {k_start_loc.shape[0]}; "
